@@ -1,0 +1,49 @@
+"""memtrain: train neural networks in far less memory.
+
+The public names are resolved on first use, so that ``import memtrain`` does not import torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from ._errors import MemtrainError, MemtrainWarning
+from ._registry import register
+
+if TYPE_CHECKING:
+    from .policy import Policy
+    from .profiling import measure_step
+    from .recipe import Recipe
+    from .session import Session, compress
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "MemtrainError",
+    "MemtrainWarning",
+    "Policy",
+    "Recipe",
+    "Session",
+    "compress",
+    "measure_step",
+    "register",
+]
+
+_LAZY = {
+    "Policy": "memtrain.policy",
+    "Recipe": "memtrain.recipe",
+    "Session": "memtrain.session",
+    "compress": "memtrain.session",
+    "measure_step": "memtrain.profiling",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'memtrain' has no attribute {name!r}")
+    return getattr(importlib.import_module(_LAZY[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,183 @@
+"""Protocols of the compressors, and what passes between them and a session."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Shape, strides, type and place of a tensor: what `SavedCompressor.unpack` restores.
+
+    The strides are those of a dense tensor: a tensor with gaps is stored without them.
+    """
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, x: Tensor) -> Layout:
+        """The layout of ``x``; of its contiguous copy when ``x`` has gaps or overlaps."""
+        stride = x.stride() if is_dense(x) else torch.empty(x.shape, device="meta").stride()
+        return cls(tuple(x.shape), tuple(stride), x.dtype, x.device)
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        count = 1
+        for extent in self.shape:
+            count *= extent
+        return count
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensor itself."""
+        return self.numel * self.dtype.itemsize
+
+
+def is_dense(x: Tensor) -> bool:
+    """Whether ``x`` covers its memory without gaps or overlaps, in any order of dimensions."""
+    expected = 1
+    for stride, extent in sorted(
+        (s, e) for s, e in zip(x.stride(), x.shape, strict=True) if e != 1
+    ):
+        if extent == 0:
+            return True
+        if stride != expected:
+            return False
+        expected *= extent
+    return True
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A compressed tensor: tensors and a frozen static part, so it can be counted and printed.
+
+    Args:
+        tensors: Everything that is held in memory.
+        layout: What to restore.
+        static: Plain values the codec needs; compared and printed, never counted.
+    """
+
+    tensors: tuple[Tensor, ...]
+    layout: Layout
+    static: tuple[Any, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held in memory."""
+        return sum(t.untyped_storage().nbytes() for t in self.tensors)
+
+
+@dataclass(frozen=True, order=True)
+class SlotKey:
+    """Which saved tensor of a model: the same from step to step.
+
+    Args:
+        module: Dotted name of the innermost module being called, "" for the model or the loss.
+        function: Name of the torch function that saved it, such as ``batch_norm``.
+        occurrence: How many calls of that function this module had made before, in this forward.
+        slot: Which of the call's saved tensors: ``in0``, ``in1`` for its arguments, ``out`` and
+            ``aux0`` for its result and what it computed on the way.
+    """
+
+    module: str
+    function: str
+    occurrence: int
+    slot: str
+
+    def __str__(self) -> str:
+        module = self.module or "(loss)"
+        call = f"#{self.occurrence}" if self.occurrence else ""
+        return f"{module}:{self.function}{call}.{self.slot}"
+
+    @classmethod
+    def parse(cls, text: str) -> SlotKey:
+        """Inverse of ``str``."""
+        module, _, rest = text.rpartition(":")
+        call, _, slot = rest.rpartition(".")
+        function, _, occurrence = call.partition("#")
+        return cls("" if module == "(loss)" else module, function, int(occurrence or 0), slot)
+
+
+@dataclass(frozen=True)
+class PackContext:
+    """What a compressor may know about the tensor it packs.
+
+    Args:
+        key: Where the tensor comes from.
+        seed: 64-bit seed for this tensor at this step, from a counter hash of (session seed,
+            step, forward, rank, key): the same under recomputation, never the global generator.
+        plan: What an adaptive scheme decided, by slot; read only, changed in ``session.step()``.
+        arguments: Positional arguments of the function that saved the tensor.
+        keywords: Its keyword arguments.
+    """
+
+    key: SlotKey
+    seed: int = 0
+    plan: Mapping[SlotKey, int] = field(default_factory=dict)
+    arguments: tuple[Any, ...] = ()
+    keywords: Mapping[str, Any] = field(default_factory=dict)
+
+
+class SavedCompressor(ABC):
+    """Makes what autograd saves for the backward pass smaller.
+
+    A subclass is stateless, has a frozen dataclass ``Config`` whose field docs are its help text,
+    and says in its docstring how many bytes an element takes.
+    """
+
+    Config: ClassVar[type]
+    #: ``unpack(pack(x))`` gives gradients bit-identical to those of ``x``.
+    lossless: ClassVar[bool] = False
+    #: The mean of ``unpack(pack(x))`` over seeds is ``x``.
+    unbiased: ClassVar[bool] = False
+
+    def __init__(self, config: Any = None) -> None:
+        self.config = config if config is not None else self.Config()
+
+    def accepts(self, x: Tensor, ctx: PackContext) -> bool:
+        """Whether `pack` can take this tensor; when it cannot, the next rule is asked."""
+        return x.is_floating_point()
+
+    @abstractmethod
+    def pack(self, x: Tensor, ctx: PackContext) -> Packed:
+        """Compresses ``x``, of any shape and strides; must not keep ``x`` itself."""
+
+    @abstractmethod
+    def unpack(self, packed: Packed) -> Tensor:
+        """Restores shape, type, device and strides. Pure: it may run twice, or never."""
+
+    @abstractmethod
+    def nbytes(self, shape: tuple[int, ...], dtype: torch.dtype) -> int:
+        """Exact bytes that `pack` holds for such a tensor."""
+
+
+class ModuleCompressor(ABC):
+    """Changes how whole modules run (recomputation); rules match it by module only."""
+
+    Config: ClassVar[type]
+
+    def __init__(self, config: Any = None) -> None:
+        self.config = config if config is not None else self.Config()
+
+    @abstractmethod
+    def targets(self, model: nn.Module) -> list[str]:
+        """Names of the modules it applies to when the rule names none."""
+
+    @abstractmethod
+    def attach(self, module: nn.Module) -> Callable[[], None]:
+        """Installs itself on ``module``; the returned function undoes it exactly."""
+
+
+@dataclass(frozen=True)
+class NoConfig:
+    """A compressor without options."""
