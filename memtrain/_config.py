@@ -2,6 +2,10 @@
 
 A configuration class is a dataclass whose fields carry ``field(metadata={"help": ...})``; `option`
 writes that shorter. `parse` reports all problems of a mapping at once.
+
+Two class variables change how a class reads its mapping: ``SHORTHAND = "name"`` lets a plain string
+stand for ``{name: string}``; ``REST = "options"`` collects the keys the class does not have in
+that field, for a check by someone who knows them.
 """
 
 from __future__ import annotations
@@ -51,12 +55,15 @@ def _join(where: str, key: object) -> str:
 
 
 def _dataclass(cls: type, values: Mapping[str, Any], where: str, problems: list[str]) -> Any:
-    fields = {f.name: f for f in dataclasses.fields(cls) if f.init}
+    rest = getattr(cls, "REST", None)
+    fields = {f.name: f for f in dataclasses.fields(cls) if f.init and f.name != rest}
     hints = typing.get_type_hints(cls)
     before = len(problems)
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, Any] = {rest: {}} if rest else {}
     for key, value in values.items():
-        if key not in fields:
+        if key not in fields and rest:
+            arguments[rest][str(key)] = value
+        elif key not in fields:
             problems.append(f"{_join(where, key)}: unknown key. {did_you_mean(str(key), fields)}")
         else:
             arguments[key] = coerce(hints[key], value, _join(where, key), problems)
@@ -88,20 +95,31 @@ def coerce(hint: Any, value: Any, where: str, problems: list[str]) -> Any:
     if origin in (Union, types.UnionType):
         return _union(args, value, where, problems)
     if origin is Literal:
-        if value in args and any(type(value) is type(a) and value == a for a in args):
-            return value
+        for choice in args:
+            same_type = type(choice) is type(value)
+            if choice == value and (same_type or (type(choice), type(value)) == (int, float)):
+                return choice  # 4.0 is taken for 4, but never True for 1
         valid = [str(a) for a in args]
         problems.append(f"{where}: {value!r} is not valid. {did_you_mean(str(value), valid)}")
         return None
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         if isinstance(value, hint):
             return value
+        if isinstance(value, str) and hasattr(hint, "SHORTHAND"):
+            value = {hint.SHORTHAND: value}
         if isinstance(value, Mapping):
             return _dataclass(hint, value, where, problems)
     elif origin in (list, tuple, Sequence) or hint in (list, tuple):
         if isinstance(value, (list, tuple)):
-            inner = args[0] if args else Any
-            items = [coerce(inner, v, f"{where}[{i}]", problems) for i, v in enumerate(value)]
+            fixed = origin is tuple and args and args[-1] is not Ellipsis
+            if fixed and len(args) != len(value):
+                problems.append(f"{where}: expected {len(args)} items, got {len(value)}.")
+                return None
+            inner = args if fixed else [args[0] if args else Any] * len(value)
+            items = [
+                coerce(hint_, v, f"{where}[{i}]", problems)
+                for i, (hint_, v) in enumerate(zip(inner, value, strict=True))
+            ]
             return tuple(items) if (origin or hint) is tuple else items
     elif origin in (dict, Mapping) or hint is dict:
         if isinstance(value, Mapping):
@@ -158,6 +176,8 @@ def type_name(hint: Any) -> str:
         return " | ".join(str(a) for a in args)
     if origin is not None and args:
         return f"{getattr(origin, '__name__', origin)} of {type_name(args[0])}"
+    if dataclasses.is_dataclass(hint):
+        return "a mapping or a name" if hasattr(hint, "SHORTHAND") else "a mapping"
     return {"str": "string", "bool": "true or false", "float": "number", "int": "integer"}.get(
         getattr(hint, "__name__", ""), getattr(hint, "__name__", str(hint))
     )
@@ -165,7 +185,8 @@ def type_name(hint: Any) -> str:
 
 def _message(hint: Any, value: Any, where: str) -> str:
     wanted = " or ".join(type_name(a) for a in hint) if isinstance(hint, tuple) else type_name(hint)
-    return f"{where}: expected {wanted}, got {value!r}."
+    quote = hint is str and isinstance(value, (int, float)) and not isinstance(value, bool)
+    return f"{where}: expected {wanted}, got {value!r}.{' Put it in quotes.' if quote else ''}"
 
 
 def _wrong(hint: Any, value: Any, where: str, problems: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""Errors and warnings a user may meet. Every message says what was given, what is valid, and what to change."""
+"""Errors and warnings a user may meet: what was given, what is valid, and what to change."""
 
 from __future__ import annotations
 

@@ -103,9 +103,8 @@ class Registry(Generic[T]):
         """
         self._scan()
         if name not in self._entries:
-            raise UnknownNameError(
-                f"Unknown {self.kind.removesuffix('s')} {name!r}. {did_you_mean(name, self.names())}"
-            )
+            what = self.kind.removesuffix("s")
+            raise UnknownNameError(f"Unknown {what} {name!r}. {did_you_mean(name, self.names())}")
         return self._entries[name]
 
     def get(self, name: str) -> T:
@@ -135,7 +134,7 @@ class Registry(Generic[T]):
         return self._objects[name]
 
     def check(self) -> dict[str, str]:
-        """Imports every entry and returns name -> error for the broken ones (``memtrain doctor``)."""
+        """Imports every entry and returns name -> error for the broken ones."""
         for name in self.names():
             try:
                 self.get(name)
@@ -191,6 +190,7 @@ compressors: Registry = Registry(
             ("blockwise", "Blockwise", "Unbiased 1-8 bit block quantisation, the same for all."),
             ("gact", "Gact", "Block quantisation with bits per tensor chosen at run time."),
             ("offload", "Offload", "Moves saved tensors to host memory or to disk."),
+            ("shape_only", "ShapeOnly", "Exact: nothing, where the backward only asks a shape."),
             ("recompute", "Recompute", "Activation checkpointing of whole blocks, the baseline."),
         )
     },

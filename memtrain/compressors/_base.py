@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -74,7 +74,7 @@ class Packed:
     @property
     def nbytes(self) -> int:
         """Bytes held in memory."""
-        return sum(t.untyped_storage().nbytes() for t in self.tensors)
+        return sum(t.nbytes for t in self.tensors)
 
 
 @dataclass(frozen=True, order=True)
@@ -140,17 +140,26 @@ class SavedCompressor(ABC):
     lossless: ClassVar[bool] = False
     #: The mean of ``unpack(pack(x))`` over seeds is ``x``.
     unbiased: ClassVar[bool] = False
+    #: The session measures and plans for it; it reads ``ctx.plan``. See `memtrain.adaptive`.
+    adaptive: ClassVar[bool] = False
 
     def __init__(self, config: Any = None) -> None:
         self.config = config if config is not None else self.Config()
+
+    def adapts(self, ctx: PackContext) -> bool:
+        """Whether the plan decides about this slot."""
+        return self.adaptive
 
     def accepts(self, x: Tensor, ctx: PackContext) -> bool:
         """Whether `pack` can take this tensor; when it cannot, the next rule is asked."""
         return x.is_floating_point()
 
     @abstractmethod
-    def pack(self, x: Tensor, ctx: PackContext) -> Packed:
-        """Compresses ``x``, of any shape and strides; must not keep ``x`` itself."""
+    def pack(self, x: Tensor, ctx: PackContext) -> Packed | None:
+        """Compresses ``x``, of any shape and strides; must not keep ``x`` itself.
+
+        None when its values do not fit after all: then the next rule is asked.
+        """
 
     @abstractmethod
     def unpack(self, packed: Packed) -> Tensor:
@@ -159,6 +168,14 @@ class SavedCompressor(ABC):
     @abstractmethod
     def nbytes(self, shape: tuple[int, ...], dtype: torch.dtype) -> int:
         """Exact bytes that `pack` holds for such a tensor."""
+
+    def variant(self, ctx: PackContext) -> Hashable:
+        """Packs of the same memory with equal variants are interchangeable, and kept once."""
+        return ()
+
+    def describe(self, packed: Packed) -> str:
+        """What to add to the compressor's name in reports, such as `` 4 bit``."""
+        return ""
 
 
 class ModuleCompressor(ABC):

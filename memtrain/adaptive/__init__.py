@@ -1,0 +1,19 @@
+"""Adaptive bits: what an error in a saved tensor costs the gradient, and who gets which width."""
+
+from .adaptation import Adaptation, Calibration
+from .allocate import allocate, lower_hull
+from .passes import SelfCheck, check_gradients, plain_saved_bytes, untouched
+from .replay import Recorder, Sensitivities
+
+__all__ = [
+    "Adaptation",
+    "Calibration",
+    "Recorder",
+    "SelfCheck",
+    "Sensitivities",
+    "allocate",
+    "check_gradients",
+    "lower_hull",
+    "plain_saved_bytes",
+    "untouched",
+]

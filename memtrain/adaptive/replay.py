@@ -1,0 +1,226 @@
+"""Sensitivities from one backward pass: each node is run again with one input quantised.
+
+While the backward pass runs over exact tensors, every node that read a saved slot is called again,
+once for each width of that slot, and the change of its outputs is noted. A change that reaches a
+parameter counts directly. One on the edge to an earlier node counts by how much gradient energy of
+parameters lies behind that edge per energy on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import CheckpointError
+
+from ..compressors import Layout, PackContext, Packed, SavedCompressor, SlotKey
+from ..compressors.blockwise import Blockwise
+
+#: Squared gradient error of a slot at each width, in the units of the squared gradient.
+Costs = dict[SlotKey, dict[int, float]]
+
+
+@dataclass
+class Sensitivities:
+    """What an estimator found.
+
+    Args:
+        costs: Squared gradient error per slot and width.
+        elements: Elements per slot in the batch that was measured.
+        energy: Squared norm of the exact gradient.
+    """
+
+    costs: Costs
+    elements: dict[SlotKey, int]
+    energy: float
+
+
+@dataclass
+class _Node:
+    """One backward node: where its outputs go, and the energies seen there."""
+
+    node: Any
+    errors: dict[tuple[SlotKey, int], dict[int, float]] = field(default_factory=dict)
+    energies: dict[int, float] = field(default_factory=dict)
+
+
+class Recorder(SavedCompressor):
+    """Stands in for the adaptive compressor during one pass and measures its slots.
+
+    Args:
+        codec: The compressor that is measured.
+        widths: Bits to measure.
+        base_bits: Keep tensors at this width instead of exactly, where memory forbids that.
+    """
+
+    adaptive = True
+
+    def __init__(
+        self, codec: Blockwise, widths: Iterable[int], base_bits: int | None = None
+    ) -> None:
+        self.codec = codec
+        self.widths = tuple(widths)
+        self.base_bits = base_bits
+        self.elements: dict[SlotKey, int] = {}
+        self._trial: tuple[SlotKey, int] | None = None
+        self._read: list[SlotKey] = []
+        self._nodes: dict[int, _Node] = {}
+        self._leaves: dict[int, float] = {}
+        self._keep: list[Any] = []  # wrappers stay alive, so that their ids stay theirs
+
+    # As a compressor ------------------------------------------------------------
+
+    def variant(self, ctx: PackContext) -> bool:
+        """As the compressor it stands in for."""
+        return bool(self.codec.variant(ctx))
+
+    def pack(self, x: Tensor, ctx: PackContext) -> Packed:
+        """Keeps the tensor itself, or at the base width."""
+        self.elements[ctx.key] = self.elements.get(ctx.key, 0) + x.numel()
+        if self.base_bits is None:
+            return Packed((x.detach(),), Layout.of(x), (ctx, None))
+        packed = self.codec.pack_bits(x, ctx, self.base_bits)
+        return Packed(packed.tensors, packed.layout, (ctx, packed.static))
+
+    def unpack(self, packed: Packed) -> Tensor:
+        """The tensor as kept, or as the width on trial would give it back."""
+        ctx, static = packed.static
+        if static is None:
+            x = packed.tensors[0]
+        else:
+            x = self.codec.unpack(Packed(packed.tensors, packed.layout, static))
+        if self._trial is None:
+            self._read.append(ctx.key)
+        elif self._trial[0] == ctx.key:
+            x = self.codec.unpack(self.codec.pack_bits(x, ctx, self._trial[1]))
+        return x
+
+    def nbytes(self, shape: tuple[int, ...], dtype: torch.dtype) -> int:
+        """Of the tensor itself."""
+        return torch.empty(shape, dtype=dtype, device="meta").nbytes
+
+    # As an observer of the backward pass ------------------------------------------
+
+    def watch(self, root: Any) -> list[Callable[[], None]]:
+        """Hooks every node behind ``root``; returns what removes the hooks."""
+        undo: list[Callable[[], None]] = []
+        stack = [root]
+        while stack:
+            node = stack.pop()
+            if node is None or id(node) in self._nodes or id(node) in self._leaves:
+                continue
+            self._keep.append(node)
+            if node.name().endswith("AccumulateGrad"):
+                self._leaves[id(node)] = 0.0
+                undo.append(node.register_prehook(self._leaf_hook(node)).remove)
+                continue
+            record = _Node(node)
+            self._nodes[id(node)] = record
+            undo.append(node.register_hook(self._node_hook(record)).remove)
+            stack.extend(target for target, _ in node.next_functions)
+        return undo
+
+    def _leaf_hook(self, node: Any) -> Callable:
+        def note(gradients: tuple[Tensor | None, ...]) -> None:
+            if gradients[0] is not None:
+                self._leaves[id(node)] += _energy(gradients[0])
+
+        return note
+
+    def _node_hook(self, record: _Node) -> Callable:
+        def measure(outputs: tuple[Tensor | None, ...], inputs: tuple[Tensor | None, ...]) -> None:
+            read, self._read = list(dict.fromkeys(self._read)), []
+            if not read:
+                return
+            for index, output in enumerate(outputs):
+                if output is not None:
+                    record.energies[index] = _energy(output)
+            call = getattr(record.node, "apply", None) or record.node
+            for key in read:
+                for bits in self.widths:
+                    self._trial = (key, bits)
+                    try:
+                        with torch.no_grad():
+                            rough = call(*inputs)
+                    except CheckpointError:
+                        # Read by a recomputation, which happens once: not to be measured here.
+                        record.errors = {k: e for k, e in record.errors.items() if k[0] != key}
+                        break
+                    finally:
+                        self._trial = None
+                    rough = rough if isinstance(rough, tuple) else (rough,)
+                    record.errors[key, bits] = {
+                        index: _difference(output, rough[index])
+                        for index, output in enumerate(outputs)
+                        if output is not None and index < len(rough) and rough[index] is not None
+                    }
+
+        return measure
+
+    def result(self) -> Sensitivities:
+        """Costs of all slots, once the backward pass is over."""
+        behind = self._energy_behind()
+        costs: Costs = {key: {} for key in self.elements}
+        for record in self._nodes.values():
+            targets = record.node.next_functions
+            for (key, bits), errors in record.errors.items():
+                total = 0.0
+                for index, error in errors.items():
+                    target = targets[index][0]
+                    if target is None:
+                        continue
+                    if id(target) in self._leaves:
+                        total += error
+                    elif record.energies.get(index, 0.0) > 0:
+                        total += error * behind[id(target)] / record.energies[index]
+                costs[key][bits] = costs[key].get(bits, 0.0) + total
+        return Sensitivities(
+            {key: cost for key, cost in costs.items() if cost},
+            dict(self.elements),
+            sum(self._leaves.values()),
+        )
+
+    def _energy_behind(self) -> dict[int, float]:
+        """Gradient energy of the distinct parameters reachable from each node."""
+        leaves = list(self._leaves)
+        bit = {leaf: 1 << i for i, leaf in enumerate(leaves)}
+        reach: dict[int, int] = dict(bit)
+        for start in self._nodes:
+            stack = [start]
+            while stack:
+                here = stack[-1]
+                if here in reach:
+                    stack.pop()
+                    continue
+                targets = [id(t) for t, _ in self._nodes[here].node.next_functions if t is not None]
+                waiting = [t for t in targets if t not in reach and t in self._nodes]
+                if waiting:
+                    stack.extend(waiting)
+                    continue
+                mask = 0
+                for target in targets:
+                    mask |= reach.get(target, 0)
+                reach[here] = mask
+                stack.pop()
+        sums: dict[int, float] = {}
+        for mask in set(reach.values()):
+            sums[mask] = sum(self._leaves[leaf] for leaf in leaves if mask & bit[leaf])
+        return {node: sums[mask] for node, mask in reach.items()}
+
+
+def _energy(x: Tensor) -> float:
+    return float(_dense(x).float().square().sum())
+
+
+def _difference(exact: Tensor, rough: Tensor) -> float:
+    exact, rough = _dense(exact), _dense(rough)
+    if rough.shape != exact.shape:
+        rough = rough.sum_to_size(exact.shape)  # the engine reduces broadcast gradients itself
+    return float((exact.float() - rough.float()).square().sum())
+
+
+def _dense(x: Tensor) -> Tensor:
+    return x.detach() if x.layout == torch.strided else x.detach().to_dense()

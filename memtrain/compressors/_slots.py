@@ -1,0 +1,144 @@
+"""What a saved tensor is used for in the backward formula of the function that saved it.
+
+Function names are those a ``TorchFunctionMode`` sees: ``relu`` for ``torch.relu``, ``F.relu`` and
+``Tensor.relu`` alike. The table is data; ``tests/compressors/test_slots.py`` checks every exact row
+by comparing gradients bit for bit.
+
+References: the formulas in PyTorch's ``tools/autograd/derivatives.yaml``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+INF = math.inf
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """The backward only asks whether an element lies in an open interval.
+
+    Args:
+        lo: Elements at or below it have no gradient (or another slope).
+        hi: Elements at or above it have no gradient.
+        nan_high: Which side a NaN falls on in PyTorch's own formula.
+        outside: A value that the formula treats as outside.
+        inside: A value that the formula treats as inside.
+    """
+
+    lo: float
+    hi: float
+    nan_high: bool
+    outside: float
+    inside: float
+
+
+def _argument(
+    args: tuple, kwargs: Mapping[str, Any], index: int, name: str, default: float
+) -> float:
+    value = args[index] if len(args) > index else kwargs.get(name, default)
+    return float(default if value is None else value)
+
+
+def _relu(args: tuple, kwargs: Mapping[str, Any]) -> Threshold:
+    return Threshold(0.0, INF, True, 0.0, 1.0)
+
+
+def _relu6(args: tuple, kwargs: Mapping[str, Any]) -> Threshold:
+    return Threshold(0.0, 6.0, True, 0.0, 1.0)
+
+
+def _leaky_relu(args: tuple, kwargs: Mapping[str, Any]) -> Threshold:
+    return Threshold(0.0, INF, False, -1.0, 1.0)
+
+
+def _threshold(args: tuple, kwargs: Mapping[str, Any]) -> Threshold | None:
+    limit = _argument(args, kwargs, 1, "threshold", 0.0)
+    # A full step above, since the nearest float64 neighbour would collapse to the limit in fp16.
+    inside = limit + max(abs(limit), 1.0)
+    return Threshold(limit, INF, True, limit, inside) if math.isfinite(inside) else None
+
+
+def _hardtanh(args: tuple, kwargs: Mapping[str, Any]) -> Threshold | None:
+    low = _argument(args, kwargs, 1, "min_val", -1.0)
+    high = _argument(args, kwargs, 2, "max_val", 1.0)
+    if not low < (low + high) / 2 < high:
+        return None
+    return Threshold(low, high, True, low, (low + high) / 2)
+
+
+#: One bit an element, exact: function -> the interval, from the call's arguments.
+THRESHOLDS: dict[str, Callable[[tuple, Mapping[str, Any]], Threshold | None]] = {
+    "relu": _relu,
+    "relu_": _relu,
+    "relu6": _relu6,
+    "leaky_relu": _leaky_relu,
+    "leaky_relu_": _leaky_relu,
+    "threshold": _threshold,
+    "threshold_": _threshold,
+    "hardtanh": _hardtanh,
+    "hardtanh_": _hardtanh,
+}
+
+#: Save a mask with two values, as floats on the CPU and as booleans elsewhere.
+TWO_VALUED = frozenset(
+    ("dropout", "dropout_", "dropout1d", "dropout2d", "dropout3d", "feature_dropout")
+)
+
+#: Only the shape of the first argument is used: function -> slots.
+SHAPE_ONLY: dict[str, frozenset[str]] = {
+    name: frozenset(("in0",))
+    for name in (
+        "avg_pool1d",
+        "avg_pool2d",
+        "avg_pool3d",
+        "adaptive_avg_pool1d",
+        "adaptive_avg_pool2d",
+        "adaptive_avg_pool3d",
+    )
+}
+
+#: Statistics that the backward divides by or multiplies everything with: kept as they are.
+STATISTICS: dict[str, frozenset[str]] = {
+    name: frozenset(("out0", "out1"))
+    for name in ("batch_norm", "layer_norm", "group_norm", "instance_norm", "rms_norm")
+}
+
+#: The backward compares or divides by what was saved: a rounding error is not small there, it
+#: sends a gradient down another branch or makes it infinite. Kept as they are.
+KEEP = frozenset(
+    (
+        # compared
+        *("abs", "clamp", "clamp_", "clamp_min", "clamp_max", "maximum", "minimum", "max", "min"),
+        *("amax", "amin", "fmax", "fmin", "where", "sort", "topk", "median", "sign", "relu_grad"),
+        *("prelu", "rrelu", "rrelu_", "softshrink", "hardshrink", "hardswish", "hardsigmoid"),
+        # divided by
+        *("div", "div_", "true_divide", "__truediv__", "__rtruediv__", "__itruediv__"),
+        *("reciprocal", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "pow", "__pow__"),
+        *(
+            "__rpow__",
+            "norm",
+            "linalg_norm",
+            "linalg_vector_norm",
+            "normalize",
+            "cosine_similarity",
+        ),
+        *("acos", "asin", "acosh", "atanh", "erfinv", "logit", "cumprod", "prod", "std", "var"),
+        # decompositions
+        *("cholesky", "inverse", "linalg_inv", "linalg_solve", "svd", "linalg_svd", "linalg_eigh"),
+    )
+)
+
+#: The loss head: the gradient of everything passes through it, so at least 8 bits.
+LOSS_HEAD = frozenset(
+    (
+        *("cross_entropy", "nll_loss", "log_softmax", "binary_cross_entropy", "mse_loss"),
+        *("binary_cross_entropy_with_logits", "l1_loss", "smooth_l1_loss", "huber_loss"),
+        *("kl_div", "multi_margin_loss", "soft_margin_loss", "ctc_loss", "gaussian_nll_loss"),
+        *("cosine_embedding_loss", "triplet_margin_loss", "poisson_nll_loss"),
+    )
+)
+LOSS_HEAD_BITS = 8

@@ -1,0 +1,83 @@
+"""``narrow_int``: indices in the smallest integer type that holds their values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import memtrain_kernels as kernels
+
+from ._base import Layout, NoConfig, PackContext, Packed, SavedCompressor
+
+_INDEXING = frozenset(
+    ("index_select", "gather", "scatter_add", "scatter", "index_add", "embedding")
+)
+
+
+class NarrowInt(SavedCompressor):
+    """Exact: int64 and int32 indices. Bytes per element: 1, 2 or 4 instead of 8 (or 4).
+
+    On the CPU the range is read from the values. On other devices that would wait for the device,
+    so the range comes from the extent that the calling function indexes, where it is known.
+    """
+
+    Config = NoConfig
+    lossless = True
+
+    def accepts(self, x: Tensor, ctx: PackContext) -> bool:
+        """Integers for which a smaller type is known to suffice."""
+        return x.dtype in (torch.int64, torch.int32) and _narrowest(x, ctx) is not None
+
+    def pack(self, x: Tensor, ctx: PackContext) -> Packed:
+        """One smaller integer an element."""
+        narrow = _narrowest(x, ctx)
+        if narrow is None:
+            raise ValueError(f"{ctx.key} has no known range below that of {x.dtype}.")
+        return Packed((kernels.narrow_int(x, narrow),), Layout.of(x))
+
+    def unpack(self, packed: Packed) -> Tensor:
+        """The same integers."""
+        layout = packed.layout
+        return kernels.widen_int(packed.tensors[0], layout.shape, layout.stride, layout.dtype)
+
+    def nbytes(self, shape: tuple[int, ...], dtype: torch.dtype) -> int:
+        """The upper bound: int32 for int64, int16 for int32; what a device-side pack takes."""
+        return math.prod(shape) * (4 if dtype == torch.int64 else 2)
+
+
+def _narrowest(x: Tensor, ctx: PackContext) -> torch.dtype | None:
+    bounds = _range(x, ctx.key.function, ctx.arguments, ctx.keywords)
+    if bounds is None:
+        return None
+    low, high = bounds
+    for dtype in (torch.uint8, torch.int16, torch.int32):
+        info = torch.iinfo(dtype)
+        if dtype.itemsize < x.dtype.itemsize and info.min <= low and high <= info.max:
+            return dtype
+    return None
+
+
+def _range(
+    x: Tensor, function: str, args: tuple, kwargs: Mapping[str, Any]
+) -> tuple[int, int] | None:
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    if x.device.type == "cpu" and not isinstance(x, FakeTensor):
+        if x.numel() == 0:
+            return 0, 0
+        low, high = torch.aminmax(x.detach())
+        return int(low), int(high)
+    if function in _INDEXING and args and isinstance(args[0], Tensor):
+        # Whatever the dimension, an index is below the largest extent; negative ones count back.
+        extents = [*args[0].shape, *(t.shape[0] for t in args[1:] if _is_table(t))]
+        top = max(extents, default=1)
+        return -top, top
+    return None
+
+
+def _is_table(value: object) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point() and value.dim() > 0

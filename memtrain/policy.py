@@ -1,0 +1,273 @@
+"""Which saved tensors get which compressor: an ordered list of rules, the first match wins."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+from ._config import coerce, option, parse
+from ._errors import ConfigError, MemtrainError, UnknownNameError, nearest
+from ._registry import compressors
+from ._units import parse_bytes
+from .compressors import ModuleCompressor, PackContext, SavedCompressor
+from .compressors._slots import KEEP, STATISTICS
+
+#: Below this, packing costs more than it saves: scales, biases, statistics.
+MIN_BYTES = 16 * 1024
+
+#: Lossless compressors that a policy tries first unless it says ``exact: false``.
+EXACT = ("shape_only", "bitmask", "narrow_int")
+
+
+@dataclass(frozen=True)
+class RuleOptions:
+    """What a rule matches, beside the options of its compressor."""
+
+    name: str = option(help="A compressor of the registry.")
+    module: str | None = option(
+        None, "Glob on the module's dotted name (blocks.*.conv), or re: and a regular expression."
+    )
+    function: str | None = option(None, "Glob on the torch function that saves it (batch_norm).")
+    dtype: str | None = option(None, "Type of the tensor, such as float32.")
+    min_bytes: str | int | None = option(None, "Leave smaller tensors alone.")
+    optional: bool = option(False, "Do not complain when it matches nothing.")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One compressor and the tensors it is for."""
+
+    compressor: SavedCompressor | ModuleCompressor
+    options: RuleOptions
+    min_bytes: int = MIN_BYTES
+
+    @property
+    def name(self) -> str:
+        """Registry name of the compressor."""
+        return self.options.name
+
+    def matches(self, x: Tensor, ctx: PackContext) -> bool:
+        """Whether this rule is for that tensor."""
+        o = self.options
+        return (
+            isinstance(self.compressor, SavedCompressor)
+            and x.nbytes >= self.min_bytes
+            and (o.module is None or match_name(o.module, ctx.key.module))
+            and (o.function is None or fnmatch.fnmatchcase(ctx.key.function, o.function))
+            and (o.dtype is None or str(x.dtype).removeprefix("torch.") == o.dtype)
+            and self.compressor.accepts(x, ctx)
+        )
+
+    def modules(self, model: nn.Module) -> list[str]:
+        """Names of the modules that a module compressor is attached to."""
+        assert isinstance(self.compressor, ModuleCompressor)
+        if self.options.module is None:
+            return self.compressor.targets(model)
+        found = [n for n, _ in model.named_modules() if n and match_name(self.options.module, n)]
+        # `blocks.*` also matches blocks.0.conv: keep the outermost, a block inside one is its part.
+        return [n for n in found if not any(n.startswith(f"{other}.") for other in found)]
+
+    def __str__(self) -> str:
+        where = [
+            f"{key} {value}"
+            for key, value in dataclasses.asdict(self.options).items()
+            if key in ("module", "function", "dtype") and value is not None
+        ]
+        return f"{self.name} ({', '.join(where)})" if where else self.name
+
+
+def match_name(pattern: str, name: str) -> bool:
+    """Whether a dotted module name matches a glob or, after ``re:``, a regular expression."""
+    if pattern.startswith("re:"):
+        return re.fullmatch(pattern[3:], name) is not None
+    return fnmatch.fnmatchcase(name, pattern)
+
+
+@dataclass(frozen=True)
+class Policy:
+    """An ordered list of rules.
+
+    Args:
+        rules: First match wins; a tensor that no rule takes is kept as it is.
+        exact: Try the lossless compressors first.
+        text: How the user wrote it, for reports.
+        config: The plain values it was built from.
+    """
+
+    rules: tuple[Rule, ...] = ()
+    exact: bool = True
+    text: str = ""
+    config: Any = field(default=None, compare=False)
+
+    @classmethod
+    def from_config(cls, value: Any, where: str = "policy", *, source: str = "") -> Policy:
+        """Reads a policy from what a user may write.
+
+        Args:
+            value: A registry name (``"gact"``), a name with its main option (``"gact:4"``) or
+                several (``"gact:bits=2,group=64"``), a mapping with ``name`` and options, a mapping
+                with ``rules``, or a Policy.
+            where: The key path for messages.
+            source: The file for messages.
+
+        Raises:
+            ConfigError: All problems together.
+        """
+        if isinstance(value, Policy):
+            return value
+        problems: list[str] = []
+        if value is None:
+            value = "none"
+        plain = parse_shorthand(value) if isinstance(value, str) else value
+        if not isinstance(plain, Mapping):
+            raise ConfigError([f"{where}: expected a name or a mapping, got {value!r}."], source)
+        plain = dict(plain)
+        exact = coerce(bool, plain.pop("exact", True), f"{where}.exact", problems)
+        floor = _size(plain.pop("min_bytes", MIN_BYTES), f"{where}.min_bytes", problems)
+        if "rules" in plain:
+            items = plain.pop("rules")
+            problems += [
+                f"{where}.{key}: unknown key beside rules. Valid: exact, min_bytes, rules."
+                for key in plain
+            ]
+            if not isinstance(items, (list, tuple)) or not items:
+                problems.append(f"{where}.rules: expected a list of rules, got {items!r}.")
+                items = []
+            rules = [
+                _rule(item, f"{where}.rules[{i}]", floor, problems) for i, item in enumerate(items)
+            ]
+        else:
+            rules = [_rule(plain, where, floor, problems)]
+        if problems:
+            raise ConfigError(problems, source)
+        text = value if isinstance(value, str) else _describe(value)
+        return cls(tuple(r for r in rules if r), bool(exact), text, value)
+
+    @property
+    def off(self) -> bool:
+        """Whether it changes nothing at all."""
+        return all(rule.name == "none" for rule in self.rules)
+
+    def effective_rules(self) -> tuple[Rule, ...]:
+        """The rules as they are tried: lossless ones first."""
+        if not self.exact or self.off or not self._compresses():
+            return self.rules
+        floor = min(r.min_bytes for r in self.rules)
+        first = tuple(
+            Rule(compressors.get(name)(), RuleOptions(name, optional=True), floor)
+            for name in EXACT
+            if all(r.name != name for r in self.rules)
+        )
+        return first + self.rules
+
+    def _compresses(self) -> bool:
+        return any(isinstance(r.compressor, SavedCompressor) for r in self.rules)
+
+    def describe(self) -> str:
+        """One line for tables."""
+        return self.text
+
+    def to_config(self) -> Any:
+        """Plain values that `from_config` reads back."""
+        return self.config
+
+
+def explain_skip(x: Tensor, ctx: PackContext, floor: int) -> str:
+    """Why no lossy rule may touch a tensor, or ""; the reason is shown in the report."""
+    if x.nbytes < floor:
+        return "small"
+    if ctx.key.function in KEEP:
+        return "the backward compares or divides by it"
+    if ctx.key.slot in STATISTICS.get(ctx.key.function, ()):
+        return "statistics"
+    return ""
+
+
+def parse_shorthand(text: str) -> dict[str, Any]:
+    """``"gact:4"`` -> name and main option; ``"gact:bits=2,group=64"`` -> name and options."""
+    import yaml
+
+    name, _, rest = text.partition(":")
+    options: dict[str, Any] = {"name": name.strip()}
+    if not rest:
+        return options
+    try:
+        entry = compressors.get(options["name"])
+    except UnknownNameError:
+        return options  # reported where the rule is built
+    fields = [f.name for f in dataclasses.fields(entry.Config)]
+    for part in rest.split(","):
+        key, equals, value = part.partition("=")
+        if not equals:
+            key, value = (fields[0] if fields else "value"), part
+        options[key.strip()] = yaml.safe_load(value)
+    return options
+
+
+def _rule(item: Any, where: str, floor: int, problems: list[str]) -> Rule | None:
+    if isinstance(item, str):
+        item = parse_shorthand(item)
+    if not isinstance(item, Mapping):
+        problems.append(f"{where}: expected a rule such as {{name: gact}}, got {item!r}.")
+        return None
+    if "name" not in item:
+        close = nearest("name", item)
+        hint = f" You wrote {close!r}." if close else ""
+        problems.append(f"{where}.name: required key is missing.{hint}")
+        return None
+    try:
+        entry = compressors.get(str(item["name"]))
+    except MemtrainError as error:
+        problems.append(f"{where}.name: {error}")
+        return None
+    own = {f.name for f in dataclasses.fields(RuleOptions)}
+    theirs = {f.name for f in dataclasses.fields(entry.Config)}
+    try:
+        options = parse(RuleOptions, {k: v for k, v in item.items() if k in own}, where)
+        rest = {k: v for k, v in item.items() if k not in own}
+        unknown = [k for k in rest if k not in theirs]
+        for key in unknown:
+            close = nearest(key, theirs | own)
+            question = f"Did you mean {close!r}? " if close else ""
+            problems.append(
+                f"{where}.{key}: unknown key. {question}Options of {item['name']}: "
+                f"{', '.join(sorted(theirs)) or '(none)'}; of every rule: {', '.join(sorted(own))}."
+            )
+        config = parse(entry.Config, {k: v for k, v in rest.items() if k in theirs}, where)
+    except ConfigError as error:
+        problems.extend(error.problems)
+        return None
+    for key in ("module", "function"):
+        pattern = getattr(options, key)
+        if pattern and pattern.startswith("re:"):
+            try:
+                re.compile(pattern[3:])
+            except re.error as error:
+                problems.append(f"{where}.{key}: {pattern!r} is no regular expression: {error}.")
+    own_floor = floor
+    if options.min_bytes is not None:
+        own_floor = _size(options.min_bytes, f"{where}.min_bytes", problems)
+    return Rule(entry(config), options, own_floor)
+
+
+def _size(value: Any, where: str, problems: list[str]) -> int:
+    try:
+        return parse_bytes(value)
+    except MemtrainError as error:
+        problems.append(f"{where}: {error}")
+        return MIN_BYTES
+
+
+def _describe(value: Mapping[str, Any]) -> str:
+    if "rules" in value:
+        return " + ".join(
+            _describe(r) if isinstance(r, Mapping) else str(r) for r in value["rules"]
+        )
+    options = [f"{k}={v}" for k, v in value.items() if k != "name" and v is not None]
+    return f"{value.get('name', '?')}" + (f":{','.join(options)}" if options else "")
