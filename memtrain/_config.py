@@ -105,8 +105,9 @@ def coerce(hint: Any, value: Any, where: str, problems: list[str]) -> Any:
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         if isinstance(value, hint):
             return value
-        if isinstance(value, str) and hasattr(hint, "SHORTHAND"):
-            value = {hint.SHORTHAND: value}
+        shorthand = getattr(hint, "SHORTHAND", None)
+        if isinstance(value, str) and shorthand:
+            value = {shorthand: value}
         if isinstance(value, Mapping):
             return _dataclass(hint, value, where, problems)
     elif origin in (list, tuple, Sequence) or hint in (list, tuple):
@@ -175,7 +176,8 @@ def type_name(hint: Any) -> str:
     if origin is Literal:
         return " | ".join(str(a) for a in args)
     if origin is not None and args:
-        return f"{getattr(origin, '__name__', origin)} of {type_name(args[0])}"
+        name = "list" if origin is tuple else getattr(origin, "__name__", origin)
+        return f"{name} of {type_name(args[0])}"
     if dataclasses.is_dataclass(hint):
         return "a mapping or a name" if hasattr(hint, "SHORTHAND") else "a mapping"
     return {"str": "string", "bool": "true or false", "float": "number", "int": "integer"}.get(

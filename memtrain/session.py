@@ -181,7 +181,9 @@ class Session:
             self._enter()
             self._tracker.restart()
             self._forwards += 1
-            self._alive.add(parts((args, kwargs)), "batch")
+            # What has a graph is an activation of whatever ran before, not the user's batch.
+            batch = (x for x in parts((args, kwargs)) if x.grad_fn is None)
+            self._alive.add(batch, "batch")
 
     def _leave_model(self, module: nn.Module) -> None:
         if module is self.model and self._entered and self._entered.pop():

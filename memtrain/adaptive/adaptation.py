@@ -13,6 +13,7 @@ from .._errors import PolicyError
 from .._report import Report
 from ..compressors import PackContext, SlotKey
 from ..compressors.gact import Gact
+from .allocate import Point
 from .paper import paper
 from .passes import Passes, energy, passes, squared_error
 from .planning import plan_bits, slot_elements, uniform_plan
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from ..policy import Rule
     from ..session import Session
 
-#: What the safety factor on a predicted error starts from and how often it is tightened.
+#: Plans that are tried at most to stay below an error.
 _BACK_OFFS = 4
 
 
@@ -35,7 +36,7 @@ class Calibration:
         seconds: How long it took.
         estimator: ``replay``, ``paper``, or ``replay in place``.
         predicted_error: Squared relative gradient error that the costs predict for the plan.
-        measured_error: The same, measured with the plan on the calibration batch.
+        measured_error: The same, measured on the calibration batch with the plan that was kept.
         uniform_error: The same, with one width for all at no more bytes than the plan.
         kept: ``adaptive`` or, when that measured worse, ``uniform``.
     """
@@ -47,6 +48,17 @@ class Calibration:
     measured_error: float | None = None
     uniform_error: float | None = None
     kept: str = "adaptive"
+
+
+@dataclass
+class Attempt:
+    """One plan with its predicted and its measured error, both relative and squared."""
+
+    kind: str
+    plan: dict[SlotKey, int]
+    predicted: float
+    measured: float
+    chosen: dict[SlotKey, Point]
 
 
 class Adaptation:
@@ -154,43 +166,55 @@ class Adaptation:
     def _choose(
         self, run: Passes, found: Sensitivities, exact: dict, report: Report
     ) -> Calibration:
-        """Sets the plan, measured jointly and never worse than one width for all."""
-        session, scale = run.session, found.energy or 1.0
+        """Sets the plan: measured jointly, and never worse than one width for all."""
+        session, config = run.session, self.config
+        scale = energy(exact) or 1.0
 
         def joint(plan: dict[SlotKey, int]) -> float:
             self.plan = plan
-            return squared_error(exact, run.gradients()) / (energy(exact) or 1.0)
+            return squared_error(exact, run.gradients()) / scale
+
+        def attempt(costs: Sensitivities, limit: float | None) -> Attempt:
+            chosen = plan_bits(config, costs, report, limit)
+            plan = {key: point.bits for key, point in chosen.items()}
+            predicted = sum(point.error for point in chosen.values()) / (found.energy or 1.0)
+            return Attempt("adaptive", plan, predicted, joint(plan), chosen)
 
         before = self.plan
         try:
-            limit = self.config.max_grad_error
-            factor = 1.0
-            for _ in range(_BACK_OFFS if limit is not None else 1):
-                aim = None if limit is None else limit * factor
-                chosen = plan_bits(self.config, found, report, aim)
-                plan = {key: point.bits for key, point in chosen.items()}
-                measured = joint(plan)
-                if limit is None or measured <= limit:
-                    break
-                factor *= 0.5 * limit / measured  # the costs underestimated: aim lower
-            calibration = Calibration(
-                session.steps,
-                0.0,
-                self.config.estimator,
-                sum(point.error for point in chosen.values()) / scale,
-                measured,
-            )
-            uniform = uniform_plan(self.config, chosen)
-            if uniform is not None and uniform != plan and limit is None:
-                calibration.uniform_error = joint(uniform)
-                if calibration.uniform_error < measured:
-                    calibration.kept, plan = "uniform", uniform
+            first = attempt(found, config.max_grad_error)
+            tries = [first]
+            if config.max_grad_error is not None:
+                limit = config.max_grad_error
+                while tries[-1].measured > config.max_grad_error and len(tries) < _BACK_OFFS:
+                    limit *= 0.5 * config.max_grad_error / tries[-1].measured
+                    tries.append(attempt(found, limit))
+                best = tries[-1]
+                uniform = None
+            else:
+                # What no parameter saw directly is an estimate: fit it to what was measured.
+                factor = _inflation(found, first)
+                if factor > 1.1:
+                    tries.append(attempt(found.inflated(factor), None))
+                uniform = uniform_plan(config, first.chosen)
+                if uniform is not None:
+                    rival = joint(uniform)
+                    tries.append(Attempt("uniform", uniform, first.predicted, rival, first.chosen))
+                best = min(tries, key=lambda t: t.measured)
         except BaseException:
             self.plan = before
             raise
-        self.plan = plan
+        self.plan = best.plan
         self._note_shares(found)
-        return calibration
+        return Calibration(
+            session.steps,
+            0.0,
+            config.estimator,
+            first.predicted,
+            best.measured,
+            tries[-1].measured if uniform is not None else None,
+            best.kind,
+        )
 
     def _note_shares(self, found: Sensitivities) -> None:
         errors = {key: cost.get(self.plan[key], 0.0) for key, cost in found.costs.items()}
@@ -255,3 +279,12 @@ class Adaptation:
         self.history = [Calibration(**c) for c in state["history"]]
         self._next = int(state["next"])
         self.seconds = float(state["seconds"])
+
+
+def _inflation(found: Sensitivities, first: Attempt) -> float:
+    """How much larger the estimated part must be for the prediction to come true."""
+    passed = sum(
+        found.passed_on.get(key, {}).get(bits, 0.0) for key, bits in first.plan.items()
+    ) / (found.energy or 1.0)
+    direct = first.predicted - passed
+    return (first.measured - direct) / passed if passed > 0 else 1.0

@@ -167,7 +167,7 @@ def plain_saved_bytes(session: Session, closure: Callable[[], Tensor]) -> int:
     alive.add_model(session.model)
 
     def note_batch(_: nn.Module, args: tuple, kwargs: dict) -> None:
-        alive.add(parts((args, kwargs)), "batch")
+        alive.add((x for x in parts((args, kwargs)) if x.grad_fn is None), "batch")
 
     def count(x: Tensor) -> None:
         nonlocal total

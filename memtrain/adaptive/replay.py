@@ -29,6 +29,7 @@ class Sensitivities:
 
     Args:
         costs: Squared gradient error per slot and width.
+        passed_on: The part of it that reached no parameter directly, so it is an estimate.
         elements: Elements per slot in the batch that was measured.
         energy: Squared norm of the exact gradient.
     """
@@ -36,6 +37,18 @@ class Sensitivities:
     costs: Costs
     elements: dict[SlotKey, int]
     energy: float
+    passed_on: Costs = field(default_factory=dict)
+
+    def inflated(self, factor: float) -> Sensitivities:
+        """The same with the estimated part multiplied."""
+        costs = {
+            key: {
+                bits: error + (factor - 1) * self.passed_on.get(key, {}).get(bits, 0.0)
+                for bits, error in cost.items()
+            }
+            for key, cost in self.costs.items()
+        }
+        return Sensitivities(costs, self.elements, self.energy, self.passed_on)
 
 
 @dataclass
@@ -164,23 +177,26 @@ class Recorder(SavedCompressor):
         """Costs of all slots, once the backward pass is over."""
         behind = self._energy_behind()
         costs: Costs = {key: {} for key in self.elements}
+        passed_on: Costs = {key: {} for key in self.elements}
         for record in self._nodes.values():
             targets = record.node.next_functions
             for (key, bits), errors in record.errors.items():
-                total = 0.0
+                direct = passed = 0.0
                 for index, error in errors.items():
                     target = targets[index][0]
                     if target is None:
                         continue
                     if id(target) in self._leaves:
-                        total += error
+                        direct += error
                     elif record.energies.get(index, 0.0) > 0:
-                        total += error * behind[id(target)] / record.energies[index]
-                costs[key][bits] = costs[key].get(bits, 0.0) + total
+                        passed += error * behind[id(target)] / record.energies[index]
+                costs[key][bits] = costs[key].get(bits, 0.0) + direct + passed
+                passed_on[key][bits] = passed_on[key].get(bits, 0.0) + passed
         return Sensitivities(
             {key: cost for key, cost in costs.items() if cost},
             dict(self.elements),
             sum(self._leaves.values()),
+            passed_on,
         )
 
     def _energy_behind(self) -> dict[int, float]:

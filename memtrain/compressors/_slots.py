@@ -78,6 +78,7 @@ THRESHOLDS: dict[str, Callable[[tuple, Mapping[str, Any]], Threshold | None]] = 
     "leaky_relu": _leaky_relu,
     "leaky_relu_": _leaky_relu,
     "threshold": _threshold,
+    "_threshold": _threshold,  # the Python name of torch.nn.functional.threshold
     "threshold_": _threshold,
     "hardtanh": _hardtanh,
     "hardtanh_": _hardtanh,
@@ -98,6 +99,7 @@ SHAPE_ONLY: dict[str, frozenset[str]] = {
         "adaptive_avg_pool1d",
         "adaptive_avg_pool2d",
         "adaptive_avg_pool3d",
+        "gather",
     )
 }
 
