@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import yaml
 from torch import Tensor, nn
 
 from ._config import coerce, option, parse
-from ._errors import ConfigError, MemtrainError, UnknownNameError, nearest
+from ._errors import ConfigError, MemtrainError, UnknownNameError, did_you_mean, nearest
 from ._registry import compressors
+from ._report import Row
 from ._units import parse_bytes
-from .compressors import ModuleCompressor, PackContext, SavedCompressor
+from .compressors import ModuleCompressor, PackContext, SavedCompressor, SlotKey
 from .compressors._slots import KEEP, STATISTICS
 
 #: Below this, packing costs more than it saves: scales, biases, statistics.
@@ -149,6 +152,22 @@ class Policy:
         text = value if isinstance(value, str) else _describe(value)
         return cls(tuple(r for r in rules if r), bool(exact), text, value)
 
+    @classmethod
+    def from_file(cls, path: str | os.PathLike[str]) -> Policy:
+        """Reads a YAML file that is a policy, or has one under ``policy:``.
+
+        Raises:
+            ConfigError: It cannot be read, or is not valid.
+        """
+        try:
+            with open(path, encoding="utf-8") as file:
+                plain = yaml.safe_load(file)
+        except (OSError, yaml.YAMLError) as error:
+            raise ConfigError([f"{path}: cannot be read as YAML: {error}"], str(path)) from error
+        if isinstance(plain, Mapping) and "policy" in plain:
+            plain = plain["policy"]
+        return cls.from_config(plain, source=str(path))
+
     @property
     def off(self) -> bool:
         """Whether it changes nothing at all."""
@@ -189,10 +208,33 @@ def explain_skip(x: Tensor, ctx: PackContext, floor: int) -> str:
     return ""
 
 
+def unmatched(
+    rules: Sequence[Rule], matched: Sequence[int], rows: Mapping[SlotKey, Row]
+) -> str | None:
+    """What is wrong with the first rule that should have matched a saved tensor and did not."""
+    for rule, count in zip(rules, matched, strict=True):
+        if count or rule.options.optional or isinstance(rule.compressor, ModuleCompressor):
+            continue
+        o = rule.options
+        modules = {key.module for key in rows if key.module}
+        functions = {key.function for key in rows}
+        text = f"The rule {rule} matched none of the {len(rows)} tensors that were saved. "
+        if o.module is not None and not any(match_name(o.module, m) for m in modules):
+            text += f"None comes from module {o.module!r}. {did_you_mean(o.module, modules)}"
+        elif o.function is not None and not any(match_name(o.function, f) for f in functions):
+            text += (
+                f"None comes from function {o.function!r}. {did_you_mean(o.function, functions)}"
+            )
+        elif max((r.before_bytes for r in rows.values()), default=0) < rule.min_bytes:
+            text += f"All are below min_bytes: {rule.min_bytes}; lower it to pack them."
+        else:
+            text += "Rules before it took them all, or its compressor cannot take their types."
+        return f"{text} Set optional: true if that is intended."
+    return None
+
+
 def parse_shorthand(text: str) -> dict[str, Any]:
     """``"gact:4"`` -> name and main option; ``"gact:bits=2,group=64"`` -> name and options."""
-    import yaml
-
     name, _, rest = text.partition(":")
     options: dict[str, Any] = {"name": name.strip()}
     if not rest:

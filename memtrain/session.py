@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import warnings
 import weakref
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.multiprocessing.reductions import StorageWeakRef
 
-from ._capture import Tracker, follow_modules
+from ._capture import follow_modules
 from ._errors import MemtrainWarning, PolicyError, did_you_mean
-from ._identity import Alive, StorageSet, components, parts, storage_id
-from ._kept import AsIs, Record, Shared
-from ._report import Report, Row
+from ._packer import Packer
+from ._report import Report
 from .adaptive import Adaptation, SelfCheck, check_gradients, plain_saved_bytes
-from .compressors import Layout, ModuleCompressor, PackContext, SavedCompressor, SlotKey
-from .compressors._base import is_dense
-from .policy import Policy, Rule, explain_skip
+from .compressors import ModuleCompressor, SavedCompressor
+from .policy import Policy, Rule, unmatched
 
 #: Not an attribute of the model, so that copying a model does not copy its session.
 _SESSIONS: weakref.WeakKeyDictionary[nn.Module, Session] = weakref.WeakKeyDictionary()
@@ -38,7 +33,7 @@ def compress(model: nn.Module, policy: Any = "gact", *, seed: int = 0) -> Sessio
     Args:
         model: Any module; nothing in it needs to know.
         policy: A registry name (``"gact"``), a name with options (``"gact:bits=2"``), a mapping
-            with ``name`` or ``rules``, or a `Policy`.
+            with ``name`` or ``rules``, the path of a YAML file with one, or a `Policy`.
         seed: Of stochastic rounding. The global generators are never touched.
 
     Returns:
@@ -58,16 +53,18 @@ def compress(model: nn.Module, policy: Any = "gact", *, seed: int = 0) -> Sessio
         >>> session.detach()
     """
     if isinstance(policy, (str, os.PathLike)) and str(policy).endswith((".yaml", ".yml")):
-        from omegaconf import OmegaConf
-
-        source = str(policy)
-        plain: Any = OmegaConf.to_container(OmegaConf.load(source), resolve=True)
-        policy = Policy.from_config(plain.get("policy", plain), source=source)
+        policy = Policy.from_file(policy)
     return Session(model, Policy.from_config(policy), seed=seed)
 
 
 class Session:
-    """See `compress`."""
+    """A policy on a model. Made by `compress`, which says more.
+
+    Args:
+        model: The model.
+        policy: Its policy.
+        seed: Of stochastic rounding.
+    """
 
     def __init__(self, model: nn.Module, policy: Policy, *, seed: int = 0) -> None:
         if model in _SESSIONS:
@@ -76,33 +73,24 @@ class Session:
             )
         self.model = model
         self.policy = policy
-        self.seed = seed
-        self.steps = 0
-        self.rules = policy.effective_rules()
-        self.adaptation = Adaptation.of(self.rules)
-        #: Stands in for the adaptive compressor while sensitivities are measured.
-        self.recorder: SavedCompressor | None = None
-        #: Added to the seeds of single slots while sensitivities are measured.
-        self.reseed: Mapping[SlotKey, int] = {}
-        #: Off for a moment while a plain pass is made for comparison.
-        self.enabled = True
-        self._matched = [0] * len(self.rules)
-        self._seen: set[SlotKey] = set()
-        self._rows: dict[SlotKey, Row] = {}
+        self.adaptation = Adaptation.of(policy.effective_rules())
+        adaptation = self.adaptation
+        self.packer = Packer(
+            policy.effective_rules(), seed, lambda: adaptation.plan if adaptation else {}
+        )
+        self.plain_bytes: int | None = None
         self._notes: list[str] = []
-        self._forwards = 0
         self._depth = 0
         self._entered: list[bool] = []
         self._stack = contextlib.ExitStack()
-        self._tracker = Tracker()
-        self._alive = Alive()
-        self._plain = StorageSet()
-        self._held = StorageSet()
-        self._records: dict[Hashable, tuple[StorageWeakRef, weakref.ref[Record]]] = {}
         self._undo: list[Callable[[], None]] = []
         self._undo_modules: list[Callable[[], None]] = []
-        self.plain_bytes: int | None = None
         self._install()
+
+    @property
+    def steps(self) -> int:
+        """Training steps so far."""
+        return self.packer.step
 
     # ------------------------------------------------------------------ installing
 
@@ -115,8 +103,8 @@ class Session:
         except PolicyError:
             self.detach()
             raise
-        if any(isinstance(rule.compressor, SavedCompressor) for rule in self.rules):
-            self._undo.append(follow_modules(self.model, self._tracker))
+        if any(isinstance(rule.compressor, SavedCompressor) for rule in self.packer.rules):
+            self._undo.append(follow_modules(self.model, self.packer.tracker))
             # Plain functions: a copy of the model would copy what a bound method is bound to.
             before = self.model.register_forward_pre_hook(
                 lambda *call: self._enter_model(*call), with_kwargs=True
@@ -127,12 +115,12 @@ class Session:
             self._undo += [before.remove, after.remove]
 
     def _attach_modules(self) -> None:
-        for rule in self.rules:
+        for rule in self.packer.rules:
             if not isinstance(rule.compressor, ModuleCompressor):
                 continue
             names = rule.modules(self.model)
             if not names and not rule.options.optional:
-                raise PolicyError(self._no_modules(rule))
+                raise PolicyError(_no_modules(rule, self.model))
             for name in names:
                 module = self.model.get_submodule(name)
                 self._undo_modules.append(rule.compressor.attach(module))
@@ -140,16 +128,6 @@ class Session:
     def _detach_modules(self) -> None:
         while self._undo_modules:
             self._undo_modules.pop()()
-
-    def _no_modules(self, rule: Rule) -> str:
-        pattern = rule.options.module
-        if pattern is None:
-            return (
-                f"{rule.name} found no repeated blocks (an nn.ModuleList or nn.Sequential) in "
-                f"{type(self.model).__name__}. Name them with module: ."
-            )
-        names = [name for name, _ in self.model.named_modules() if name]
-        return f"{rule} matches no module. {did_you_mean(pattern, names)}"
 
     def detach(self) -> None:
         """Takes everything off again: the model is exactly as before. May be called twice."""
@@ -175,15 +153,11 @@ class Session:
     def _enter_model(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
         if module is not self.model or torch.compiler.is_compiling():
             return
-        entered = self.enabled and torch.is_grad_enabled()
+        entered = self.packer.enabled and torch.is_grad_enabled()
         self._entered.append(entered)
         if entered:
             self._enter()
-            self._tracker.restart()
-            self._forwards += 1
-            # What has a graph is an activation of whatever ran before, not the user's batch.
-            batch = (x for x in parts((args, kwargs)) if x.grad_fn is None)
-            self._alive.add(batch, "batch")
+            self.packer.begin_model((args, kwargs))
 
     def _leave_model(self, module: nn.Module) -> None:
         if module is self.model and self._entered and self._entered.pop():
@@ -191,7 +165,7 @@ class Session:
 
     def _enter(self) -> None:
         self._depth += 1
-        if self._depth > 1 or self.policy.off or not self.enabled:
+        if self._depth > 1 or self.policy.off or not self.packer.enabled:
             return
         if _inside_checkpoint():
             self.note(
@@ -200,15 +174,10 @@ class Session:
                 "blocks instead, or use the policy recompute."
             )
             return
-        self._rows = {}
-        self._plain, self._held = StorageSet(), StorageSet()
-        self._records.clear()
-        self._alive.clear()
-        self._alive.add_model(self.model)
-        self._tracker.restart()
-        self._stack.enter_context(self._tracker)
+        self.packer.begin(self.model)
+        self._stack.enter_context(self.packer.tracker)
         self._stack.enter_context(
-            torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
+            torch.autograd.graph.saved_tensors_hooks(self.packer.pack, self.packer.unpack)
         )
 
     def _leave(self) -> None:
@@ -222,110 +191,16 @@ class Session:
             self._notes.append(text)
             warnings.warn(text, MemtrainWarning, stacklevel=3)
 
-    # ------------------------------------------------------------------ packing
-
-    @torch.compiler.disable
-    def _pack(self, x: Tensor) -> AsIs | Shared:
-        with torch._C.DisableTorchFunction():
-            key, args, kwargs = self._tracker.key(x)
-            label = self._alive.label(x)
-            if label in ("parameter", "buffer", "batch") or not self.enabled:
-                return AsIs(x, key)
-            row = self._row(key, x)
-            if label is None and _plain_tensor(x):
-                ctx = PackContext(key, self._seed_of(key), self._plan(), args, kwargs)
-                kept = self._compress(x, ctx, row)
-                if kept is not None:
-                    return kept
-                if x.untyped_storage().nbytes() > 2 * x.nbytes:
-                    x = x.clone()  # a small view must not keep a large storage alive
-            else:
-                row.reason = label or "not a plain dense tensor"
-            row.action = "as is"
-            if self._held.add(x):
-                row.after_bytes += sum(p.untyped_storage().nbytes() for p in components(x))
-            return AsIs(x, key)
-
-    @staticmethod
-    @torch.compiler.disable
-    def _unpack(kept: AsIs | Shared) -> Tensor:
-        with torch._C.DisableTorchFunction():
-            return kept.restore()
-
-    def _compress(self, x: Tensor, ctx: PackContext, row: Row) -> Shared | None:
-        row.reason = explain_skip(x, ctx, self._floor())
-        for index, rule in enumerate(self.rules):
-            codec = rule.compressor
-            if not isinstance(codec, SavedCompressor):
-                continue
-            if row.reason not in ("", "small") and not codec.lossless:
-                continue
-            if not rule.matches(x, ctx):
-                continue
-            self._matched[index] += 1
-            if rule.name == "none":
-                row.reason = f"rule {rule}"
-                return None
-            adapts = codec.adapts(ctx)
-            if adapts and self.recorder is not None:
-                codec = self.recorder
-            identity = self._identity(x, index, codec.variant(ctx))
-            record = self._known(identity)
-            row.action = "shared" if record else rule.name
-            if record is None:
-                packed = codec.pack(x, ctx)
-                if packed is None:
-                    continue
-                record = Record(packed, codec)
-                if identity is not None:
-                    weak = StorageWeakRef(x.untyped_storage())
-                    self._records[identity] = (weak, weakref.ref(record))
-                row.action += codec.describe(packed)
-                row.after_bytes += packed.nbytes
-                row.packed_elements += x.numel()
-                row.adaptive = adapts
-            row.reason = ""
-            return Shared(record, Layout.of(x))
-        row.reason = row.reason or "no rule takes it"
-        return None
-
-    def _identity(self, x: Tensor, rule: int, variant: Hashable) -> Hashable | None:
-        """Equal for dense views of the same memory with the same values."""
-        if not is_dense(x):
-            return None
-        version = 0 if x.is_inference() else x._version
-        where = (storage_id(x), x.storage_offset(), x.numel(), x.dtype, version)
-        return (*where, rule, variant)
-
-    def _known(self, identity: Hashable | None) -> Record | None:
-        found = self._records.get(identity) if identity is not None else None
-        if found is None or found[0].expired():
-            return None
-        return found[1]()
-
-    def _row(self, key: SlotKey, x: Tensor) -> Row:
-        self._seen.add(key)
-        row = self._rows.get(key)
-        if row is None:
-            dtype = str(x.dtype).removeprefix("torch.")
-            row = self._rows[key] = Row(key, tuple(x.shape), dtype)
-        row.count += 1
-        if self._plain.add(x):
-            row.before_bytes += sum(p.untyped_storage().nbytes() for p in components(x))
-        return row
-
-    def _seed_of(self, key: SlotKey) -> int:
-        """A counter hash: the same for the same tensor of the same step, in every process order."""
-        rank = int(os.environ.get("RANK", "0"))
-        counter = (self.seed, self.steps, self._forwards, rank, self.reseed.get(key, 0), str(key))
-        digest = hashlib.blake2b(repr(counter).encode(), digest_size=8).digest()
-        return int.from_bytes(digest, "little") >> 1  # fits a signed 64-bit integer
-
-    def _plan(self) -> Mapping[SlotKey, int]:
-        return self.adaptation.plan if self.adaptation else {}
-
-    def _floor(self) -> int:
-        return min((rule.min_bytes for rule in self.rules), default=0)
+    @contextlib.contextmanager
+    def plain(self) -> Iterator[None]:
+        """The model runs as without a session inside."""
+        self.packer.enabled = False
+        self._detach_modules()
+        try:
+            yield
+        finally:
+            self.packer.enabled = True
+            self._attach_modules()
 
     # ------------------------------------------------------------------ stepping
 
@@ -338,95 +213,30 @@ class Session:
                 generators. Without it they measure on the next step itself.
 
         Raises:
-            PolicyError: In the first step, a rule has matched nothing.
+            PolicyError: In the first step, a rule has matched nothing, or the budget is too small.
         """
-        self.steps += 1
-        self._forwards = 0
-        if self.steps == 1:
-            self._check_rules()
+        packer = self.packer
+        packer.step += 1
+        packer.forwards = 0
+        if packer.step == 1 and packer.seen and not self.policy.off:
+            problem = unmatched(packer.rules, packer.matched, packer.rows)
+            if problem:
+                raise PolicyError(problem)
         if self.adaptation is not None:
             self.adaptation.after_step(self, closure)
-
-    def _check_rules(self) -> None:
-        if self.policy.off or not self._seen:
-            return
-        for rule, count in zip(self.rules, self._matched, strict=True):
-            if count or rule.options.optional or isinstance(rule.compressor, ModuleCompressor):
-                continue
-            raise PolicyError(self._no_tensors(rule))
-
-    def _no_tensors(self, rule: Rule) -> str:
-        o = rule.options
-        text = f"The rule {rule} matched none of the {len(self._seen)} tensors that were saved. "
-        modules = {key.module for key in self._seen if key.module}
-        functions = {key.function for key in self._seen}
-        if o.module is not None and not any(_matches(o.module, m) for m in modules):
-            text += (
-                f"No saved tensor comes from module {o.module!r}. {did_you_mean(o.module, modules)}"
-            )
-        elif o.function is not None and not any(_matches(o.function, f) for f in functions):
-            text += (
-                f"None comes from function {o.function!r}. {did_you_mean(o.function, functions)}"
-            )
-        else:
-            largest = max((r.before_bytes for r in self._rows.values()), default=0)
-            text += (
-                f"The largest takes {largest} bytes; this rule leaves those below min_bytes: "
-                f"{rule.min_bytes} alone."
-                if largest < rule.min_bytes
-                else "Rules before it took them all, or its compressor cannot take their types."
-            )
-        return f"{text} Set optional: true if that is intended."
-
-    # ------------------------------------------------------------------ for measurements
-
-    @contextlib.contextmanager
-    def own_statistics_kept(self) -> Iterator[None]:
-        """Passes made inside do not show in `report` and count for no rule."""
-        names = ("_rows", "_plain", "_held", "_records", "_matched", "_seen", "_forwards")
-        before = {name: getattr(self, name) for name in names}
-        self._rows, self._plain, self._held = {}, StorageSet(), StorageSet()
-        self._records, self._matched, self._seen = {}, list(self._matched), set()
-        try:
-            yield
-        finally:
-            for name, value in before.items():
-                setattr(self, name, value)
-
-    def rewind_counters(self) -> None:
-        """The next forward rounds like the first of this step."""
-        self._forwards = 0
-
-    @contextlib.contextmanager
-    def plain(self) -> Iterator[None]:
-        """The model runs as without a session inside."""
-        self.enabled = False
-        self._detach_modules()
-        try:
-            yield
-        finally:
-            self.enabled = True
-            self._attach_modules()
-
-    def observe(self, recorder: SavedCompressor | None, on_node: Callable | None) -> None:
-        """Puts a recorder in the place of the adaptive compressor and shows it new graph nodes."""
-        self.recorder = recorder
-        self._tracker.on_node = on_node
 
     # ------------------------------------------------------------------ reporting
 
     def report(self) -> Report:
         """What autograd kept in the last forward, against what plain PyTorch would keep."""
-        rows = list(self._rows.values())
+        rows = list(self.packer.rows.values())
         shares = self.adaptation.error_shares() if self.adaptation else {}
         for row in rows:
             row.error_share = shares.get(row.key)
-        after = sum(row.after_bytes for row in rows)
         before = self.plain_bytes
         if before is None:
             before = sum(row.before_bytes for row in rows)
-        if self.policy.off:
-            after = before
+        after = before if self.policy.off else sum(row.after_bytes for row in rows)
         return Report(rows, before, after, list(self._notes), self.policy.describe())
 
     def count_plain(self, closure: Callable[[], Tensor]) -> int:
@@ -455,7 +265,11 @@ class Session:
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
         """Everything a resumed run needs: plain values only, no tensors and no pickles."""
-        plain = {"steps": self.steps, "seed": self.seed, "policy": self.policy.describe()}
+        plain = {
+            "steps": self.packer.step,
+            "seed": self.packer.seed,
+            "policy": self.policy.describe(),
+        }
         if self.adaptation is not None:
             plain["adaptation"] = self.adaptation.state()
         return {"tensors": {}, "plain": plain}
@@ -472,27 +286,20 @@ class Session:
                 f"This state belongs to the policy {plain['policy']}, not to "
                 f"{self.policy.describe()}. Start anew, or use the policy it was saved with."
             )
-        self.steps, self.seed = int(plain["steps"]), int(plain["seed"])
+        self.packer.step, self.packer.seed = int(plain["steps"]), int(plain["seed"])
         if self.adaptation is not None:
             self.adaptation.load(plain["adaptation"])
 
 
-def _matches(pattern: str, name: str) -> bool:
-    from .policy import match_name
-
-    return match_name(pattern, name)
-
-
-def _plain_tensor(x: Tensor) -> bool:
-    """Whether codecs can read the memory of ``x``: dense layout, real, no subclass."""
-    return (
-        type(x) in (Tensor, nn.Parameter, FakeTensor)
-        and x.layout == torch.strided
-        and not x.is_complex()
-        and not x.is_quantized
-        and x.numel() > 0
-        and storage_id(x) is not None
-    )
+def _no_modules(rule: Rule, model: nn.Module) -> str:
+    pattern = rule.options.module
+    if pattern is None:
+        return (
+            f"{rule.name} found no repeated blocks (an nn.ModuleList or nn.Sequential) in "
+            f"{type(model).__name__}. Name them with module: ."
+        )
+    names = [name for name, _ in model.named_modules() if name]
+    return f"{rule} matches no module. {did_you_mean(pattern, names)}"
 
 
 def _inside_checkpoint() -> bool:

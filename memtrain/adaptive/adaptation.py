@@ -143,7 +143,7 @@ class Adaptation:
             slots = sizes or self._slots_of(run, probe)
             return paper(run, slots, self.config.widths), exact
         recorder = Recorder(self.codec, self.config.widths)
-        session.recorder = recorder
+        session.packer.recorder = recorder
         try:
             loss = run.loss()
             undo = recorder.watch(loss.grad_fn)
@@ -152,15 +152,15 @@ class Adaptation:
             for remove in undo:
                 remove()
         finally:
-            session.recorder = None
+            session.packer.recorder = None
         return recorder.result(), run.collect()
 
     def _slots_of(self, run: Passes, probe: Recorder) -> dict[SlotKey, int]:
-        run.session.recorder = probe
+        run.session.packer.recorder = probe
         try:
             run.loss()
         finally:
-            run.session.recorder = None
+            run.session.packer.recorder = None
         return probe.elements
 
     def _choose(
@@ -234,7 +234,8 @@ class Adaptation:
         """Measures during the next ordinary step, over tensors kept at the widest width."""
         recorder = Recorder(self.codec, self.config.widths[:-1], max(self.config.widths))
         undo: list[Callable[[], None]] = []
-        session.observe(recorder, lambda node: undo.extend(recorder.watch(node)))
+        session.packer.recorder = recorder
+        session.packer.tracker.on_node = lambda node: undo.extend(recorder.watch(node))
         self._in_place = (recorder, undo)
 
     def _finish_in_place(self, session: Session) -> None:
@@ -242,7 +243,7 @@ class Adaptation:
         recorder, undo = self._in_place
         self._in_place = None
         started = time.perf_counter()
-        session.observe(None, None)
+        session.packer.recorder = session.packer.tracker.on_node = None
         for remove in undo:
             remove()
         found = recorder.result()

@@ -32,11 +32,11 @@ def paper(run: Passes, slots: dict[SlotKey, int], widths: Iterable[int]) -> Sens
     base = run.gradients()
     costs = {}
     for key in slots:
-        session.reseed = {key: 1}
+        session.packer.reseed = {key: 1}
         try:
             other = run.gradients()
         finally:
-            session.reseed = {}
+            session.packer.reseed = {}
         sensitivity = squared_error(base, other) / 2 / step_variance(adaptation.bits_of(key))
         costs[key] = {bits: sensitivity * step_variance(bits) for bits in widths}
     return Sensitivities(costs, slots, energy(base))

@@ -67,7 +67,7 @@ class Passes:
     def loss(self) -> Tensor:
         """The loss, with its graph, under the session as it is set now."""
         self.rewind()
-        self.session.rewind_counters()
+        self.session.packer.forwards = 0  # rounds like the first forward of this step
         with torch.enable_grad(), self.session:
             return self.closure()
 
@@ -94,7 +94,7 @@ class Passes:
 @contextlib.contextmanager
 def passes(session: Session, closure: Callable[[], Tensor]) -> Iterator[Passes]:
     """Passes that leave no trace on model, generators, gradients or the session's own report."""
-    with untouched(session.model) as rewind, session.own_statistics_kept():
+    with untouched(session.model) as rewind, session.packer.aside():
         yield Passes(session, closure, rewind)
 
 

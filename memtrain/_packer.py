@@ -1,0 +1,213 @@
+"""The pack and unpack hooks of a session: for each saved tensor, which rule, which record."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import weakref
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from ._capture import Tracker
+from ._identity import Alive, StorageSet, components, parts, storage_id
+from ._kept import AsIs, Record, Shared
+from ._report import Row
+from .compressors import Layout, PackContext, SavedCompressor, SlotKey
+from .compressors._base import is_dense
+from .policy import Rule, explain_skip
+
+_RANK = int(os.environ.get("RANK", "0"))
+
+
+class Packer:
+    """Hooks for one model, and what they saw in the last forward.
+
+    Args:
+        rules: In the order in which they are tried.
+        seed: Of stochastic rounding.
+        plan: Returns the bits per slot of an adaptive policy.
+    """
+
+    def __init__(
+        self, rules: Sequence[Rule], seed: int, plan: Callable[[], Mapping[SlotKey, int]]
+    ) -> None:
+        self.rules = rules
+        self.seed = seed
+        self.step = 0
+        self.forwards = 0
+        #: Off for a moment while a plain pass is made for comparison.
+        self.enabled = True
+        #: Stands in for the adaptive compressor while sensitivities are measured.
+        self.recorder: SavedCompressor | None = None
+        #: Added to the seeds of single slots while sensitivities are measured.
+        self.reseed: Mapping[SlotKey, int] = {}
+        self.tracker = Tracker()
+        self.matched = [0] * len(rules)
+        self.seen: set[SlotKey] = set()
+        self.rows: dict[SlotKey, Row] = {}
+        self._plan = plan
+        self._floor = min((rule.min_bytes for rule in rules), default=0)
+        self._alive = Alive()
+        self._plain = StorageSet()
+        self._held = StorageSet()
+        self._records: dict[Hashable, tuple[StorageWeakRef, weakref.ref[Record]]] = {}
+
+    # ------------------------------------------------------------------ a forward begins
+
+    def begin(self, model: nn.Module) -> None:
+        """Forgets the last forward; parameters are looked up anew, since wrappers swap them."""
+        self._clear()
+        self._alive.clear()
+        self._alive.add_model(model)
+        self.tracker.restart()
+
+    def begin_model(self, call: Any) -> None:
+        """The model itself is called, with these arguments: its slots are numbered from zero."""
+        self.tracker.restart()
+        self.forwards += 1
+        # What has a graph is an activation of whatever ran before, not the user's batch.
+        self._alive.add((x for x in parts(call) if x.grad_fn is None), "batch")
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Passes made inside leave no statistics and count for no rule."""
+        names = ("rows", "matched", "seen", "forwards", "_plain", "_held", "_records")
+        before = {name: getattr(self, name) for name in names}
+        self._clear()
+        self.matched, self.seen = list(self.matched), set()
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                setattr(self, name, value)
+
+    def _clear(self) -> None:
+        self.rows, self._records = {}, {}
+        self._plain, self._held = StorageSet(), StorageSet()
+
+    # ------------------------------------------------------------------ the hooks
+
+    @torch.compiler.disable
+    def pack(self, x: Tensor) -> AsIs | Shared:
+        """What autograd keeps in place of ``x``."""
+        with torch._C.DisableTorchFunction():
+            key, args, kwargs = self.tracker.key(x)
+            label = self._alive.label(x)
+            if label in ("parameter", "buffer", "batch") or not self.enabled:
+                return AsIs(x, key)
+            row = self._row(key, x)
+            if label is None and _plain_tensor(x):
+                ctx = PackContext(key, self._seed_of(key), self._plan(), args, kwargs)
+                kept = self._compress(x, ctx, row)
+                if kept is not None:
+                    return kept
+                if x.untyped_storage().nbytes() > 2 * x.nbytes:
+                    x = x.clone()  # a small view must not keep a large storage alive
+            else:
+                row.reason = label or "not a plain dense tensor"
+            row.action = "as is"
+            if self._held.add(x):
+                row.after_bytes += _storage_bytes(x)
+            return AsIs(x, key)
+
+    @staticmethod
+    @torch.compiler.disable
+    def unpack(kept: AsIs | Shared) -> Tensor:
+        """The tensor again, as often as autograd asks."""
+        with torch._C.DisableTorchFunction():
+            return kept.restore()
+
+    def _compress(self, x: Tensor, ctx: PackContext, row: Row) -> Shared | None:
+        row.reason = explain_skip(x, ctx, self._floor)
+        for index, rule in enumerate(self.rules):
+            codec = rule.compressor
+            if not isinstance(codec, SavedCompressor):
+                continue
+            if row.reason not in ("", "small") and not codec.lossless:
+                continue
+            if not rule.matches(x, ctx):
+                continue
+            self.matched[index] += 1
+            if rule.name == "none":
+                row.reason = f"rule {rule}"
+                return None
+            adapts = codec.adapts(ctx)
+            if adapts and self.recorder is not None:
+                codec = self.recorder
+            identity = self._identity(x, index, codec.variant(ctx))
+            record = self._known(identity)
+            row.action = "shared" if record else rule.name
+            if record is None:
+                packed = codec.pack(x, ctx)
+                if packed is None:
+                    continue
+                record = Record(packed, codec)
+                if identity is not None:
+                    weak = StorageWeakRef(x.untyped_storage())
+                    self._records[identity] = (weak, weakref.ref(record))
+                row.action += codec.describe(packed)
+                row.after_bytes += packed.nbytes
+                row.packed_elements += x.numel()
+                row.adaptive = adapts
+            row.reason = ""
+            return Shared(record, Layout.of(x))
+        row.reason = row.reason or "no rule takes it"
+        return None
+
+    def records(self) -> list[Record]:
+        """Records of this forward that a graph still holds."""
+        return [record for _, ref in self._records.values() if (record := ref()) is not None]
+
+    @staticmethod
+    def _identity(x: Tensor, rule: int, variant: Hashable) -> Hashable | None:
+        """Equal for dense views of the same memory with the same values."""
+        if not is_dense(x):
+            return None
+        version = 0 if x.is_inference() else x._version
+        where = (storage_id(x), x.storage_offset(), x.numel(), x.dtype, version)
+        return (*where, rule, variant)
+
+    def _known(self, identity: Hashable | None) -> Record | None:
+        found = self._records.get(identity) if identity is not None else None
+        if found is None or found[0].expired():
+            return None
+        return found[1]()
+
+    def _row(self, key: SlotKey, x: Tensor) -> Row:
+        self.seen.add(key)
+        row = self.rows.get(key)
+        if row is None:
+            dtype = str(x.dtype).removeprefix("torch.")
+            row = self.rows[key] = Row(key, tuple(x.shape), dtype)
+        row.count += 1
+        if self._plain.add(x):
+            row.before_bytes += _storage_bytes(x)
+        return row
+
+    def _seed_of(self, key: SlotKey) -> int:
+        """A counter hash: the same for the same tensor of the same step, whatever ran between."""
+        counter = (self.seed, self.step, self.forwards, _RANK, self.reseed.get(key, 0), str(key))
+        digest = hashlib.blake2b(repr(counter).encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "little") >> 1  # fits a signed 64-bit integer
+
+
+def _storage_bytes(x: Tensor) -> int:
+    return sum(part.untyped_storage().nbytes() for part in components(x))
+
+
+def _plain_tensor(x: Tensor) -> bool:
+    """Whether codecs can read the memory of ``x``: dense layout, real, no subclass."""
+    return (
+        type(x) in (Tensor, nn.Parameter, FakeTensor)
+        and x.layout == torch.strided
+        and not x.is_complex()
+        and not x.is_quantized
+        and x.numel() > 0
+        and storage_id(x) is not None
+    )
