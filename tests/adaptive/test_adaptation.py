@@ -116,11 +116,11 @@ def test_calibration_leaves_no_trace(estimator):
     gradients = {n: p.grad.clone() for n, p in model.named_parameters()}
     owned = {n: p.grad for n, p in model.named_parameters()}
     buffers = {n: b.clone() for n, b in model.named_buffers()}
-    state = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()
+    state = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()  # noqa: NPY002
     rows = session.report().to_dict()
 
     def noisy():
-        random.random(), np.random.rand(), torch.rand(3)
+        random.random(), np.random.rand(), torch.rand(3)  # noqa: NPY002
         return closure()
 
     session.adaptation.calibrate(session, noisy)
@@ -129,7 +129,7 @@ def test_calibration_leaves_no_trace(estimator):
     assert all(torch.equal(buffers[n], b) for n, b in model.named_buffers())
     assert torch.equal(state[0], torch.get_rng_state())
     assert state[1] == random.getstate()
-    assert (state[2] == np.random.get_state()[1]).all()
+    assert (state[2] == np.random.get_state()[1]).all()  # noqa: NPY002
     after = session.report().to_dict()
     for row in (*rows["rows"], *after["rows"]):
         row.pop("error_share")
