@@ -57,6 +57,11 @@ class Registry(Generic[T]):
     _objects: dict[str, T] = field(default_factory=dict)
     _scanned: bool = False
 
+    @property
+    def singular(self) -> str:
+        """For messages: ``compressor``, ``family``."""
+        return self.kind[:-3] + "y" if self.kind.endswith("ies") else self.kind.removesuffix("s")
+
     def register(self, name: str, *, summary: str = "") -> Callable[[T], T]:
         """Decorator that adds an object of this process under ``name``.
 
@@ -103,7 +108,7 @@ class Registry(Generic[T]):
         """
         self._scan()
         if name not in self._entries:
-            what = self.kind.removesuffix("s")
+            what = self.singular
             raise UnknownNameError(f"Unknown {what} {name!r}. {did_you_mean(name, self.names())}")
         return self._entries[name]
 
@@ -126,7 +131,7 @@ class Registry(Generic[T]):
             except Exception as error:
                 self.broken[name] = f"{type(error).__name__}: {error}"
                 raise PluginError(
-                    f"The {self.kind.removesuffix('s')} {name!r} of {entry.source} "
+                    f"The {self.singular} {name!r} of {entry.source} "
                     f"{entry.version} ({entry.target}) cannot be imported: "
                     f"{self.broken[name]}. Fix or uninstall that package."
                 ) from error
@@ -167,7 +172,7 @@ class Registry(Generic[T]):
     def _taken(self, entry: Entry) -> str:
         other = self._entries[entry.name]
         return (
-            f"The {self.kind.removesuffix('s')} name {entry.name!r} of {entry.source} is already "
+            f"The {self.singular} name {entry.name!r} of {entry.source} is already "
             f"taken by {other.source}. Rename one of the two entries."
         )
 

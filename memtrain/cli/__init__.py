@@ -1,0 +1,1 @@
+"""The command line: `main.app` and one file per subcommand. Nothing here imports torch early."""
