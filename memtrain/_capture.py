@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from .compressors import SlotKey
 
+if TYPE_CHECKING:
+    from ._lineage import Lineage
+
 
 class Call:
     """One call of a torch function while it runs."""
 
-    __slots__ = ("arguments", "function", "keywords", "module", "occurrence", "saved")
+    __slots__ = ("arguments", "function", "kept", "keywords", "module", "occurrence", "results")
 
     def __init__(
         self, module: str, function: str, occurrence: int, arguments: tuple, keywords: dict
@@ -24,14 +27,15 @@ class Call:
         self.occurrence = occurrence
         self.arguments = arguments
         self.keywords = keywords
-        self.saved = 0  # results saved so far, to number them
+        self.results = 0  # results saved so far, to number them
+        self.kept: dict[str, Any] = {}  # what autograd was given, by slot
 
     def key(self, x: Tensor) -> SlotKey:
         """The slot of ``x``, which this call is saving."""
         position = self._argument_of(x)
         if position is None:
-            position = f"out{self.saved}"
-            self.saved += 1
+            position = f"out{self.results}"
+            self.results += 1
         return SlotKey(self.module, self.function, self.occurrence, position)
 
     def _argument_of(self, x: Tensor) -> str | None:
@@ -66,6 +70,8 @@ class Tracker(TorchFunctionMode):
         super().__init__()
         self.modules: list[str] = []
         self.calls: list[Call] = []
+        #: Notes where the results of cheap functions come from.
+        self.lineage: Lineage | None = None
         #: Called with the graph node of every result, while someone measures.
         self.on_node: Callable[[Any], None] | None = None
         self._counts: dict[tuple[str, str], int] = {}
@@ -86,16 +92,25 @@ class Tracker(TorchFunctionMode):
         module = self.modules[-1] if self.modules else ""
         occurrence = self._counts.get((module, name), 0)
         self._counts[module, name] = occurrence + 1
-        self.calls.append(Call(module, name, occurrence, args, kwargs or {}))
+        call = Call(module, name, occurrence, args, kwargs or {})
+        origin = self.lineage.bind(call) if self.lineage is not None else None
+        self.calls.append(call)
         try:
             result = func(*args, **(kwargs or {}))
         finally:
             self.calls.pop()
+        if origin is not None:
+            self.lineage.made(origin, call, result)
         if self.on_node is not None:
             for item in result if isinstance(result, (list, tuple)) else (result,):
                 if isinstance(item, Tensor) and item.grad_fn is not None:
                     self.on_node(item.grad_fn)
         return result
+
+    def saved(self, key: SlotKey, kept: Any) -> None:
+        """Notes what the running call was given for one of its slots."""
+        if self.calls:
+            self.calls[-1].kept[key.slot] = kept
 
     def key(self, x: Tensor) -> tuple[SlotKey, tuple, dict]:
         """The slot of a tensor that is being saved, and the arguments of the call that saves it."""

@@ -19,7 +19,7 @@ class AsIs:
     be a cycle that is never freed. Detaching drops the version check, so it is done here.
     """
 
-    __slots__ = ("key", "tensor", "version")
+    __slots__ = ("__weakref__", "key", "tensor", "version")
 
     def __init__(self, x: Tensor, key: SlotKey) -> None:
         self.tensor = x.detach()
@@ -51,7 +51,7 @@ class Record:
 class Shared:
     """A view of a record: the memory is the same, shape and strides may differ."""
 
-    __slots__ = ("layout", "record")
+    __slots__ = ("__weakref__", "layout", "record")
 
     def __init__(self, record: Record, layout: Layout) -> None:
         self.record = record

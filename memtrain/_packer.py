@@ -5,21 +5,19 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import weakref
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from ._capture import Tracker
 from ._identity import Alive, StorageSet, components, parts, storage_id
 from ._kept import AsIs, Record, Shared
+from ._lineage import Lineage
 from ._report import Row
 from .compressors import Layout, PackContext, SavedCompressor, SlotKey
-from .compressors._base import is_dense
 from .policy import Rule, explain_skip
 
 _RANK = int(os.environ.get("RANK", "0"))
@@ -32,10 +30,15 @@ class Packer:
         rules: In the order in which they are tried.
         seed: Of stochastic rounding.
         plan: Returns the bits per slot of an adaptive policy.
+        lineage: Whether to derive what follows from other saved tensors.
     """
 
     def __init__(
-        self, rules: Sequence[Rule], seed: int, plan: Callable[[], Mapping[SlotKey, int]]
+        self,
+        rules: Sequence[Rule],
+        seed: int,
+        plan: Callable[[], Mapping[SlotKey, int]],
+        lineage: bool,
     ) -> None:
         self.rules = rules
         self.seed = seed
@@ -56,7 +59,8 @@ class Packer:
         self._alive = Alive()
         self._plain = StorageSet()
         self._held = StorageSet()
-        self._records: dict[Hashable, tuple[StorageWeakRef, weakref.ref[Record]]] = {}
+        self._lineage = Lineage(self._alive.label, lineage)
+        self.tracker.lineage = self._lineage
 
     # ------------------------------------------------------------------ a forward begins
 
@@ -77,7 +81,7 @@ class Packer:
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
         """Passes made inside leave no statistics and count for no rule."""
-        names = ("rows", "matched", "seen", "forwards", "_plain", "_held", "_records")
+        names = ("rows", "matched", "seen", "forwards", "_plain", "_held", "_lineage")
         before = {name: getattr(self, name) for name in names}
         self._clear()
         self.matched, self.seen = list(self.matched), set()
@@ -86,10 +90,13 @@ class Packer:
         finally:
             for name, value in before.items():
                 setattr(self, name, value)
+            self.tracker.lineage = self._lineage
 
     def _clear(self) -> None:
-        self.rows, self._records = {}, {}
+        self.rows = {}
         self._plain, self._held = StorageSet(), StorageSet()
+        self._lineage = Lineage(self._alive.label, self._lineage.enabled)
+        self.tracker.lineage = self._lineage
 
     # ------------------------------------------------------------------ the hooks
 
@@ -98,23 +105,28 @@ class Packer:
         """What autograd keeps in place of ``x``."""
         with torch._C.DisableTorchFunction():
             key, args, kwargs = self.tracker.key(x)
-            label = self._alive.label(x)
-            if label in ("parameter", "buffer", "batch") or not self.enabled:
-                return AsIs(x, key)
-            row = self._row(key, x)
-            if label is None and _plain_tensor(x):
-                ctx = PackContext(key, self._seed_of(key), self._plan(), args, kwargs)
-                kept = self._compress(x, ctx, row)
-                if kept is not None:
-                    return kept
-                if x.untyped_storage().nbytes() > 2 * x.nbytes:
-                    x = x.clone()  # a small view must not keep a large storage alive
-            else:
-                row.reason = label or "not a plain dense tensor"
-            row.action = "as is"
-            if self._held.add(x):
-                row.after_bytes += _storage_bytes(x)
+            kept = self._keep(x, key, args, kwargs)
+            self.tracker.saved(key, kept)
+            return kept
+
+    def _keep(self, x: Tensor, key: SlotKey, args: tuple, kwargs: Mapping) -> AsIs | Shared:
+        label = self._alive.label(x)
+        if label in ("parameter", "buffer", "batch") or not self.enabled:
             return AsIs(x, key)
+        row = self._row(key, x)
+        if label is None and _plain_tensor(x):
+            ctx = PackContext(key, self._seed_of(key), self._plan(), args, kwargs)
+            kept = self._compress(x, ctx, row)
+            if kept is not None:
+                return kept
+            if x.untyped_storage().nbytes() > 2 * x.nbytes:
+                x = x.clone()  # a small view must not keep a large storage alive
+        else:
+            row.reason = label or "not a plain dense tensor"
+        row.action = "as is"
+        if self._held.add(x):
+            row.after_bytes += _storage_bytes(x)
+        return AsIs(x, key)
 
     @staticmethod
     @torch.compiler.disable
@@ -140,44 +152,44 @@ class Packer:
             adapts = codec.adapts(ctx)
             if adapts and self.recorder is not None:
                 codec = self.recorder
-            identity = self._identity(x, index, codec.variant(ctx))
-            record = self._known(identity)
-            row.action = "shared" if record else rule.name
+            record = self._record(x, ctx, row, codec, index)
             if record is None:
-                packed = codec.pack(x, ctx)
-                if packed is None:
-                    continue
-                record = Record(packed, codec)
-                if identity is not None:
-                    weak = StorageWeakRef(x.untyped_storage())
-                    self._records[identity] = (weak, weakref.ref(record))
-                row.action += codec.describe(packed)
-                row.after_bytes += packed.nbytes
-                row.packed_elements += x.numel()
-                row.adaptive = adapts
+                continue
+            row.adaptive = adapts and row.packed_elements > 0
             row.reason = ""
             return Shared(record, Layout.of(x))
         row.reason = row.reason or "no rule takes it"
         return None
 
+    def _record(
+        self, x: Tensor, ctx: PackContext, row: Row, codec: SavedCompressor, rule: int
+    ) -> Record | None:
+        """A record that is there already, one that derives, or a new one; None if none fits."""
+        value = self._lineage.value(x)
+        identity = (rule, codec.variant(ctx))
+        record = value.record(identity) if value else None
+        if record is not None:
+            row.action = "shared"
+            return record
+        if value is not None and not codec.stands_in:
+            record = self._lineage.derive(value)
+        if record is not None:
+            row.action = "derived"
+        else:
+            packed = codec.pack(x, ctx)
+            if packed is None:
+                return None
+            record = Record(packed, codec)
+            row.action = self.rules[rule].name + codec.describe(packed)
+            row.after_bytes += packed.nbytes
+            row.packed_elements += x.numel()
+        if value is not None:
+            value.add(identity, record)
+        return record
+
     def records(self) -> list[Record]:
         """Records of this forward that a graph still holds."""
-        return [record for _, ref in self._records.values() if (record := ref()) is not None]
-
-    @staticmethod
-    def _identity(x: Tensor, rule: int, variant: Hashable) -> Hashable | None:
-        """Equal for dense views of the same memory with the same values."""
-        if not is_dense(x):
-            return None
-        version = 0 if x.is_inference() else x._version
-        where = (storage_id(x), x.storage_offset(), x.numel(), x.dtype, version)
-        return (*where, rule, variant)
-
-    def _known(self, identity: Hashable | None) -> Record | None:
-        found = self._records.get(identity) if identity is not None else None
-        if found is None or found[0].expired():
-            return None
-        return found[1]()
+        return self._lineage.records()
 
     def _row(self, key: SlotKey, x: Tensor) -> Row:
         self.seen.add(key)

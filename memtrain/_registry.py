@@ -230,11 +230,37 @@ optimizers: Registry = Registry(
     },
 )
 
+#: Torch function name -> the `memtrain.derivations.Derivation` that repeats it.
+derivations: Registry = Registry(
+    "derivations",
+    {
+        function: (f"memtrain.derivations:{attribute}", "Derived from its input when unpacked.")
+        for attribute, functions in {
+            "batch_norm": ("batch_norm",),
+            "layer_norm": ("layer_norm",),
+            "relu": ("relu", "relu_"),
+            "dropout": ("dropout", "dropout_", "dropout1d", "dropout2d", "dropout3d"),
+            "leaky_relu": ("leaky_relu", "leaky_relu_"),
+            "gelu": ("gelu",),
+            "silu": ("silu",),
+            "elu": ("elu",),
+            "softplus": ("softplus",),
+            "add": ("add", "add_"),
+            "sub": ("sub", "sub_"),
+            "mul": ("mul", "mul_"),
+            "index_select": ("index_select",),
+            "cast": ("to", "float", "bfloat16", "half", "type"),
+        }.items()
+        for function in functions
+    },
+)
+
 recipes: Registry = Registry("recipes")
 
 #: Every registry by kind, for ``memtrain list`` and `memtrain.register`.
 REGISTRIES: dict[str, Registry] = {
-    registry.kind: registry for registry in (compressors, families, datasets, optimizers, recipes)
+    registry.kind: registry
+    for registry in (compressors, derivations, families, datasets, optimizers, recipes)
 }
 
 

@@ -99,12 +99,14 @@ class Policy:
     Args:
         rules: First match wins; a tensor that no rule takes is kept as it is.
         exact: Try the lossless compressors first.
+        lineage: Derive what follows from other saved tensors instead of storing it.
         text: How the user wrote it, for reports.
         config: The plain values it was built from.
     """
 
     rules: tuple[Rule, ...] = ()
     exact: bool = True
+    lineage: bool = True
     text: str = ""
     config: Any = field(default=None, compare=False)
 
@@ -132,11 +134,12 @@ class Policy:
             raise ConfigError([f"{where}: expected a name or a mapping, got {value!r}."], source)
         plain = dict(plain)
         exact = coerce(bool, plain.pop("exact", True), f"{where}.exact", problems)
+        lineage = coerce(bool, plain.pop("lineage", True), f"{where}.lineage", problems)
         floor = _size(plain.pop("min_bytes", MIN_BYTES), f"{where}.min_bytes", problems)
         if "rules" in plain:
             items = plain.pop("rules")
             problems += [
-                f"{where}.{key}: unknown key beside rules. Valid: exact, min_bytes, rules."
+                f"{where}.{key}: unknown key beside rules. Valid: exact, lineage, min_bytes, rules."
                 for key in plain
             ]
             if not isinstance(items, (list, tuple)) or not items:
@@ -150,7 +153,7 @@ class Policy:
         if problems:
             raise ConfigError(problems, source)
         text = value if isinstance(value, str) else _describe(value)
-        return cls(tuple(r for r in rules if r), bool(exact), text, value)
+        return cls(tuple(r for r in rules if r), bool(exact), bool(lineage), text, value)
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> Policy:

@@ -76,7 +76,10 @@ class Session:
         self.adaptation = Adaptation.of(policy.effective_rules())
         adaptation = self.adaptation
         self.packer = Packer(
-            policy.effective_rules(), seed, lambda: adaptation.plan if adaptation else {}
+            policy.effective_rules(),
+            seed,
+            lambda: adaptation.plan if adaptation else {},
+            policy.lineage,
         )
         self.plain_bytes: int | None = None
         self._notes: list[str] = []

@@ -12,8 +12,8 @@ FILES = sorted([*ROOT.glob("memtrain/**/*.py"), *ROOT.glob("memtrain_kernels/**/
 LAYERS = [
     {"_errors", "_units", "_registry", "_config"},
     {"data", "compressors", "profiling"},
-    {"families", "_report", "_identity"},
-    {"_kept", "_capture", "adaptive"},
+    {"families", "_report", "_identity", "derivations"},
+    {"_kept", "_capture", "_lineage", "adaptive"},
     {"policy"},
     {"_packer"},
     {"session"},
@@ -62,6 +62,7 @@ def test_imports_point_down(path):
     if path.is_relative_to(ROOT / "memtrain_kernels"):
         allowed = {
             "torch",
+            "llvmlite",
             "numba",
             "numpy",
             "triton",

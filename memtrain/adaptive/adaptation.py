@@ -197,7 +197,7 @@ class Adaptation:
                 if factor > 1.1:
                     tries.append(attempt(found.inflated(factor), None))
                 uniform = uniform_plan(config, first.chosen)
-                if uniform is not None:
+                if uniform is not None and uniform != first.plan:
                     rival = joint(uniform)
                     tries.append(Attempt("uniform", uniform, first.predicted, rival, first.chosen))
                 best = min(tries, key=lambda t: t.measured)
@@ -212,7 +212,7 @@ class Adaptation:
             config.estimator,
             first.predicted,
             best.measured,
-            tries[-1].measured if uniform is not None else None,
+            tries[-1].measured if tries[-1].kind == "uniform" else None,
             best.kind,
         )
 

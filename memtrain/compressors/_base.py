@@ -140,6 +140,8 @@ class SavedCompressor(ABC):
     lossless: ClassVar[bool] = False
     #: The mean of ``unpack(pack(x))`` over seeds is ``x``.
     unbiased: ClassVar[bool] = False
+    #: ``unpack`` gives stand-ins that only the function which saved ``x`` treats alike.
+    stands_in: ClassVar[bool] = False
     #: The session measures and plans for it; it reads ``ctx.plan``. See `memtrain.adaptive`.
     adaptive: ClassVar[bool] = False
 

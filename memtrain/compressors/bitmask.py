@@ -25,6 +25,7 @@ class Bitmask(SavedCompressor):
 
     Config = NoConfig
     lossless = True
+    stands_in = True
 
     def accepts(self, x: Tensor, ctx: PackContext) -> bool:
         """Booleans anywhere; floats where the slot table says that one bit decides."""

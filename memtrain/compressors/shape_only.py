@@ -17,6 +17,7 @@ class ShapeOnly(SavedCompressor):
 
     Config = NoConfig
     lossless = True
+    stands_in = True
 
     def accepts(self, x: Tensor, ctx: PackContext) -> bool:
         """The slots of the table; only dense tensors, whose strides carry the memory format."""

@@ -1,0 +1,285 @@
+"""Cheap functions whose result is computed again from what is stored, instead of being stored.
+
+A convolution followed by normalisation, ReLU and dropout keeps four tensors; three of them follow
+from the first by a few element-wise operations. When such a result is about to be saved and what
+it was made from is stored already, only the recipe is kept (see `memtrain._lineage`).
+
+A package adds a function with ``@memtrain.register("derivations", "its_torch_function_name")`` on
+a `Derivation` instance, or with an entry point in the group ``memtrain.derivations``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+#: Tensors it is computed from, and constants: plain values, or tensors that live anyway.
+Bound = tuple[Sequence[Tensor], tuple[Any, ...]]
+
+
+class Derivation(ABC):
+    """One derivable torch function.
+
+    `bind` is shown every call of it and `apply` repeats a call from restored tensors. The result
+    must equal the function's up to rounding when the sources are exact.
+    """
+
+    @abstractmethod
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Bound | None:
+        """Sources and constants of a call, or None when this call cannot be derived."""
+
+    def needed(self, kept: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Of what the call saved, by slot, the part that `apply` needs; None when it lacks."""
+        return {}
+
+    @abstractmethod
+    def apply(
+        self, sources: Sequence[Tensor], saved: Mapping[str, Tensor], constants: tuple[Any, ...]
+    ) -> Tensor:
+        """The result.
+
+        Args:
+            sources: The restored sources, in the order of `bind`; not to be changed in place.
+            saved: What the call itself saved, by slot (``out0`` and so on), restored.
+            constants: As `bind` returned them.
+        """
+
+
+def _statistics(kept: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    found = {slot: kept[slot] for slot in ("out0", "out1") if slot in kept}
+    return found if len(found) == 2 else None
+
+
+def _mask(kept: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The only thing that such a call saves: its mask, or its result as a mask."""
+    return kept if len(kept) == 1 else None
+
+
+def _get(args: tuple, kwargs: Mapping[str, Any], index: int, name: str, default: Any = None) -> Any:
+    return args[index] if len(args) > index else kwargs.get(name, default)
+
+
+def _one(args: tuple, kwargs: Mapping[str, Any]) -> Tensor | None:
+    x = _get(args, kwargs, 0, "input")
+    return x if isinstance(x, Tensor) else None
+
+
+class BatchNorm(Derivation):
+    """In training mode: gamma (x - mean) rstd + beta, with the statistics that were saved."""
+
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Bound | None:
+        """``F.batch_norm(input, running_mean, running_var, weight, bias, training, ...)``."""
+        x = _one(args, kwargs)
+        if x is None or not _get(args, kwargs, 5, "training", False):
+            return None
+        return (x,), (_get(args, kwargs, 3, "weight"), _get(args, kwargs, 4, "bias"))
+
+    def needed(self, kept: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Mean and rstd."""
+        return _statistics(kept)
+
+    def apply(
+        self, sources: Sequence[Tensor], saved: Mapping[str, Tensor], constants: tuple[Any, ...]
+    ) -> Tensor:
+        """One multiply-add an element."""
+        (x,), (weight, bias) = sources, constants
+        scale = saved["out1"] if weight is None else saved["out1"] * weight
+        shift = -saved["out0"] * scale if bias is None else bias - saved["out0"] * scale
+        shape = (1, -1, *(1,) * (x.dim() - 2))
+        return torch.addcmul(shift.view(shape), x, scale.view(shape)).to(x.dtype)
+
+
+class LayerNorm(Derivation):
+    """weight (x - mean) rstd + bias over the last dimensions, with the statistics saved."""
+
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Bound | None:
+        """``F.layer_norm(input, normalized_shape, weight, bias, eps)``."""
+        x = _one(args, kwargs)
+        if x is None:
+            return None
+        return (x,), (_get(args, kwargs, 2, "weight"), _get(args, kwargs, 3, "bias"))
+
+    def needed(self, kept: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Mean and rstd."""
+        return _statistics(kept)
+
+    def apply(
+        self, sources: Sequence[Tensor], saved: Mapping[str, Tensor], constants: tuple[Any, ...]
+    ) -> Tensor:
+        """Statistics broadcast over the normalised dimensions."""
+        (x,), (weight, bias) = sources, constants
+        y = (x - saved["out0"]) * saved["out1"]
+        y = y if weight is None else y * weight
+        y = y if bias is None else y + bias
+        return y.to(x.dtype)
+
+
+class Masked(Derivation):
+    """ReLU and dropout: the input times the exact mask, so that the result stays unbiased.
+
+    ReLU of a rounded input would not be: rounding near zero goes up more often than down.
+    """
+
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Bound | None:
+        """The input alone; the mask is what the call saves."""
+        x = _one(args, kwargs)
+        return None if x is None else ((x,), ())
+
+    def needed(self, kept: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """The mask."""
+        return _mask(kept)
+
+    def apply(
+        self, sources: Sequence[Tensor], saved: Mapping[str, Tensor], constants: tuple[Any, ...]
+    ) -> Tensor:
+        """One multiplication an element."""
+        (mask,) = saved.values()
+        return sources[0] * mask
+
+
+class Dropout(Masked):
+    """As `Masked`; where the mask is saved as booleans the scale is not part of it."""
+
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Bound | None:
+        """``F.dropout(input, p, training, inplace)``."""
+        x, p = _one(args, kwargs), _get(args, kwargs, 1, "p", 0.5)
+        return None if x is None or not 0 < p < 1 else ((x,), (1 / (1 - p),))
+
+    def apply(
+        self, sources: Sequence[Tensor], saved: Mapping[str, Tensor], constants: tuple[Any, ...]
+    ) -> Tensor:
+        """The input times mask and scale."""
+        (mask,) = saved.values()
+        y = sources[0] * mask
+        return y * constants[0] if mask.dtype == torch.bool else y
+
+
+class LeakyReLU(Derivation):
+    """The input, times the slope where the saved mask says that it was not positive."""
+
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Bound | None:
+        """``F.leaky_relu(input, negative_slope, inplace)``."""
+        x = _one(args, kwargs)
+        return None if x is None else ((x,), (_get(args, kwargs, 1, "negative_slope", 0.01),))
+
+    def needed(self, kept: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """The mask."""
+        return _mask(kept)
+
+    def apply(
+        self, sources: Sequence[Tensor], saved: Mapping[str, Tensor], constants: tuple[Any, ...]
+    ) -> Tensor:
+        """One selection an element."""
+        (mask,) = saved.values()
+        return torch.where(mask > 0, sources[0], sources[0] * constants[0])
+
+
+class Elementwise(Derivation):
+    """A smooth function of one tensor and plain arguments, called again as it was.
+
+    Args:
+        function: The function; called with the restored tensor and the same other arguments.
+    """
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Bound | None:
+        """One tensor first, no other tensors, and nothing in place."""
+        x = _one(args, kwargs)
+        rest = (*args[1:], *kwargs.values())
+        if x is None or kwargs.get("inplace") or any(isinstance(v, Tensor) for v in rest):
+            return None
+        plain = {k: v for k, v in kwargs.items() if k not in ("input", "inplace")}
+        return (x,), (args[1:], plain)
+
+    def apply(
+        self, sources: Sequence[Tensor], saved: Mapping[str, Tensor], constants: tuple[Any, ...]
+    ) -> Tensor:
+        """The call."""
+        return self.function(sources[0], *constants[0], **constants[1])
+
+
+class Pair(Derivation):
+    """Sum, difference or product of two tensors of one shape, or of a tensor and a number.
+
+    Args:
+        function: The function of both.
+    """
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Bound | None:
+        """Both operands; broadcasting is left alone, since its result is larger than its source."""
+        if len(args) != 2 or set(kwargs) - {"alpha"}:
+            return None
+        a, b = args
+        alpha = kwargs.get("alpha")
+        if isinstance(a, Tensor) and isinstance(b, Tensor):
+            return ((a, b), (None, alpha)) if a.shape == b.shape else None
+        if isinstance(a, Tensor) and isinstance(b, (int, float)):
+            return (a,), (b, alpha)
+        return None
+
+    def apply(
+        self, sources: Sequence[Tensor], saved: Mapping[str, Tensor], constants: tuple[Any, ...]
+    ) -> Tensor:
+        """The call."""
+        number, alpha = constants
+        b = sources[1] if number is None else number
+        return self.function(sources[0], b, **({} if alpha is None else {"alpha": alpha}))
+
+
+class IndexSelect(Derivation):
+    """Rows of a stored tensor by an index that lives anyway: messages of a graph network."""
+
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Bound | None:
+        """``x.index_select(dim, index)``, where the result is larger than its source."""
+        x = _one(args, kwargs)
+        dim, index = _get(args, kwargs, 1, "dim"), _get(args, kwargs, 2, "index")
+        if x is None or not isinstance(dim, int) or not isinstance(index, Tensor):
+            return None
+        return (x,), (dim, index)
+
+    def apply(
+        self, sources: Sequence[Tensor], saved: Mapping[str, Tensor], constants: tuple[Any, ...]
+    ) -> Tensor:
+        """The gather."""
+        return sources[0].index_select(*constants)
+
+
+class Cast(Derivation):
+    """A change of the floating-point type."""
+
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Bound | None:
+        """``x.to(dtype)``, ``x.float()`` and the like: the type is read off the result."""
+        x = _one(args, kwargs)
+        devices = any(isinstance(v, (torch.device, str)) for v in (*args[1:], *kwargs.values()))
+        return None if x is None or devices or not x.is_floating_point() else ((x,), ())
+
+    def apply(
+        self, sources: Sequence[Tensor], saved: Mapping[str, Tensor], constants: tuple[Any, ...]
+    ) -> Tensor:
+        """The source: the session restores the type."""
+        return sources[0]
+
+
+batch_norm = BatchNorm()
+layer_norm = LayerNorm()
+relu = Masked()
+dropout = Dropout()
+leaky_relu = LeakyReLU()
+gelu = Elementwise(torch.nn.functional.gelu)
+silu = Elementwise(torch.nn.functional.silu)
+elu = Elementwise(torch.nn.functional.elu)
+softplus = Elementwise(torch.nn.functional.softplus)
+add = Pair(torch.add)
+sub = Pair(torch.sub)
+mul = Pair(torch.mul)
+index_select = IndexSelect()
+cast = Cast()
