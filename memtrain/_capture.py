@@ -93,14 +93,15 @@ class Tracker(TorchFunctionMode):
         occurrence = self._counts.get((module, name), 0)
         self._counts[module, name] = occurrence + 1
         call = Call(module, name, occurrence, args, kwargs or {})
-        origin = self.lineage.bind(call) if self.lineage is not None else None
+        lineage = self.lineage
+        origin = lineage.bind(call) if lineage is not None else None
         self.calls.append(call)
         try:
             result = func(*args, **(kwargs or {}))
         finally:
             self.calls.pop()
-        if origin is not None:
-            self.lineage.made(origin, call, result)
+        if lineage is not None and origin is not None:
+            lineage.made(origin, call, result)
         if self.on_node is not None:
             for item in result if isinstance(result, (list, tuple)) else (result,):
                 if isinstance(item, Tensor) and item.grad_fn is not None:

@@ -100,7 +100,6 @@ class Packer:
 
     # ------------------------------------------------------------------ the hooks
 
-    @torch.compiler.disable
     def pack(self, x: Tensor) -> AsIs | Shared:
         """What autograd keeps in place of ``x``."""
         with torch._C.DisableTorchFunction():
@@ -129,7 +128,6 @@ class Packer:
         return AsIs(x, key)
 
     @staticmethod
-    @torch.compiler.disable
     def unpack(kept: AsIs | Shared) -> Tensor:
         """The tensor again, as often as autograd asks."""
         with torch._C.DisableTorchFunction():

@@ -86,6 +86,11 @@ class Session:
         self._depth = 0
         self._entered: list[bool] = []
         self._stack = contextlib.ExitStack()
+        # Dynamo would compile the hooks themselves, and again for every new counter value.
+        self._hooks: Any = (
+            torch.compiler.disable(self.packer.pack),
+            torch.compiler.disable(self.packer.unpack),
+        )
         self._undo: list[Callable[[], None]] = []
         self._undo_modules: list[Callable[[], None]] = []
         self._install()
@@ -179,9 +184,7 @@ class Session:
             return
         self.packer.begin(self.model)
         self._stack.enter_context(self.packer.tracker)
-        self._stack.enter_context(
-            torch.autograd.graph.saved_tensors_hooks(self.packer.pack, self.packer.unpack)
-        )
+        self._stack.enter_context(torch.autograd.graph.saved_tensors_hooks(*self._hooks))
 
     def _leave(self) -> None:
         self._depth -= 1
@@ -306,7 +309,7 @@ def _no_modules(rule: Rule, model: nn.Module) -> str:
 
 
 def _inside_checkpoint() -> bool:
-    top = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    top = torch._C._autograd._top_saved_tensors_default_hooks(True)  # pyright: ignore
     if top is None:
         return False
     name = getattr(top[0], "__qualname__", "")

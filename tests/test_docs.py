@@ -5,6 +5,7 @@ what the test appends to it: ``bash append="train.epochs=2"``. The two set-up co
 are run word for word by continuous integration, and here only checked for what they name.
 """
 
+import contextlib
 import os
 import re
 import shlex
@@ -51,23 +52,46 @@ def test_shell_commands(page, line, folder):
     work = folder / page
     work.mkdir(exist_ok=True)
     words = shlex.split(line)
+    if words[0] == "memtrain":
+        code, output = in_process(words[1:], work)
+    else:
+        code, output = in_a_new_process(words, work)
+    expected = (0, 2) if "tests/gpu" in line else (0,)  # 2: no CUDA device here, and it says so
+    assert code in expected, f"{line}\n{output}"
+
+
+def in_process(words, work):
+    """A memtrain command, without importing torch anew."""
+    from typer.testing import CliRunner
+
+    from memtrain.cli.main import app
+
+    with contextlib.chdir(work):
+        result = CliRunner().invoke(app, words, prog_name="memtrain")
+    return result.exit_code, result.output
+
+
+def in_a_new_process(words, work):
+    """Any other command, and those that set variables."""
     variables = dict(os.environ)
     while re.fullmatch(r"[A-Z_]+=\S*", words[0]):
         key, _, value = words.pop(0).partition("=")
         variables[key] = value
-    assert words[0] in ("memtrain", "python", "pytest"), line
-    if words[0] == "memtrain":
-        words = ["-m", "memtrain", *words[1:]]
-    elif words[0] == "pytest":
-        words = ["-m", "pytest", "--collect-only", "-q", *words[1:]]
-    else:
-        words = words[1:]
-    cwd = ROOT if "tests/" in line or words[1] == "pytest" else work
+    if words[0] in ("memtrain", "pytest"):
+        words = ["python", "-m", *words]
+    assert words[0] == "python", words
+    if words[1:3] == ["-m", "pytest"]:
+        words = [*words, "--collect-only", "-q"]
+    cwd = ROOT if any(word.startswith("tests") for word in words) else work
     done = subprocess.run(
-        [sys.executable, *words], cwd=cwd, env=variables, capture_output=True, text=True, check=False
+        [sys.executable, *words[1:]],
+        cwd=cwd,
+        env=variables,
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    expected = (0, 2) if "tests/gpu" in line else (0,)  # 2: no CUDA device here, and it says so
-    assert done.returncode in expected, f"{line}\n{done.stdout}\n{done.stderr}"
+    return done.returncode, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(

@@ -86,9 +86,12 @@ class Blockwise(SavedCompressor):
     def unpack(self, packed: Packed) -> Tensor:
         """The dequantised tensor."""
         layout, (bits, seed) = packed.layout, packed.static
+        payload, scale, minimum = packed.tensors
         config = self.config
         return kernels.dequantize_blockwise(
-            *packed.tensors,
+            payload,
+            scale,
+            minimum,
             bits,
             config.group,
             layout.shape,

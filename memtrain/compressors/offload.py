@@ -78,7 +78,7 @@ class _File:
         try:
             self._handle, path = tempfile.mkstemp(prefix="memtrain-", dir=directory)
             os.unlink(path)
-            data = memoryview(flat.view(torch.uint8).numpy())
+            data = flat.view(torch.uint8).numpy().data
             written = 0
             while written < len(data):
                 written += os.pwrite(self._handle, data[written:], written)
@@ -91,7 +91,7 @@ class _File:
     def read(self, layout: Layout) -> Tensor:
         """The bytes as a flat tensor."""
         buffer = torch.empty(layout.nbytes, dtype=torch.uint8)
-        data = memoryview(buffer.numpy())
+        data = buffer.numpy().data
         read = 0
         while read < len(data):
             read += os.preadv(self._handle, [data[read:]], read)

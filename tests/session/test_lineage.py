@@ -210,7 +210,7 @@ def test_what_a_derived_tensor_costs_counts_for_its_source():
             model(x).square().mean().backward()
         from memtrain.adaptive.passes import passes
 
-        with passes(session, lambda m=model: m(x).square().mean()) as run:
+        with passes(session, lambda m=model: m(x).square().mean()) as run:  # noqa: B023
             found, _ = session.adaptation._measure(run, {})
         costs[lineage] = {str(k): c[2] for k, c in found.costs.items()}
     assert set(costs[True]) < set(costs[False])
