@@ -151,27 +151,34 @@ class Recorder(SavedCompressor):
             for index, output in enumerate(outputs):
                 if output is not None:
                     record.energies[index] = _energy(output)
-            call = getattr(record.node, "apply", None) or record.node
             for key in read:
                 for bits in self.widths:
-                    self._trial = (key, bits)
-                    try:
-                        with torch.no_grad():
-                            rough = call(*inputs)
-                    except CheckpointError:
-                        # Read by a recomputation, which happens once: not to be measured here.
+                    rough = self._again(record.node, inputs, outputs, (key, bits))
+                    if rough is None:
                         record.errors = {k: e for k, e in record.errors.items() if k[0] != key}
                         break
-                    finally:
-                        self._trial = None
-                    rough = rough if isinstance(rough, tuple) else (rough,)
                     record.errors[key, bits] = {
-                        index: _difference(output, rough[index])
-                        for index, output in enumerate(outputs)
-                        if output is not None and index < len(rough) and rough[index] is not None
+                        index: _difference(exact, other)
+                        for index, (exact, other) in enumerate(zip(outputs, rough, strict=True))
+                        if exact is not None and other is not None
                     }
 
         return measure
+
+    def _again(
+        self, node: Any, inputs: tuple, outputs: tuple, trial: tuple[SlotKey, int]
+    ) -> list[Tensor | None] | None:
+        """Calls a node with one slot on trial; None when it cannot be called a second time."""
+        self._trial = trial
+        try:
+            with torch.no_grad():
+                # A torch.autograd.Function's node is called by `apply`, the others as they are.
+                rough = (getattr(node, "apply", None) or node)(*inputs)
+        except CheckpointError:
+            return None  # read by a recomputation, which happens once
+        finally:
+            self._trial = None
+        return _aligned(outputs, rough if isinstance(rough, tuple) else (rough,))
 
     def result(self) -> Sensitivities:
         """Costs of all slots, once the backward pass is over."""
@@ -225,6 +232,25 @@ class Recorder(SavedCompressor):
         for mask in set(reach.values()):
             sums[mask] = sum(self._leaves[leaf] for leaf in leaves if mask & bit[leaf])
         return {node: sums[mask] for node, mask in reach.items()}
+
+
+def _aligned(
+    outputs: tuple[Tensor | None, ...], rough: tuple[Tensor | None, ...]
+) -> list[Tensor | None] | None:
+    """``rough`` without what a Function returned for arguments that are no tensors, namely None."""
+    spare = len(rough) - len(outputs)
+    found: list[Tensor | None] = []
+    for item in rough:
+        wanted = outputs[len(found)] if len(found) < len(outputs) else None
+        if item is None and spare > 0 and (wanted is not None or len(found) == len(outputs)):
+            spare -= 1
+        else:
+            found.append(item)
+    if len(found) != len(outputs):
+        return None
+    pairs = zip(outputs, found, strict=True)
+    same = (a is None or b is None or a.numel() <= b.numel() for a, b in pairs)
+    return found if all(same) else None
 
 
 def _energy(x: Tensor) -> float:
