@@ -19,7 +19,7 @@ from ._registry import compressors
 from ._report import Row
 from ._units import parse_bytes
 from .compressors import ModuleCompressor, PackContext, SavedCompressor, SlotKey
-from .compressors._slots import KEEP, STATISTICS
+from .compressors._slots import KEEP, KEEP_SLOTS, STATISTICS
 
 #: Below this, packing costs more than it saves: scales, biases, statistics.
 MIN_BYTES = 16 * 1024
@@ -204,9 +204,10 @@ def explain_skip(x: Tensor, ctx: PackContext, floor: int) -> str:
     """Why no lossy rule may touch a tensor, or ""; the reason is shown in the report."""
     if x.nbytes < floor:
         return "small"
-    if ctx.key.function in KEEP:
+    function, slot = ctx.key.function, ctx.key.slot
+    if function in KEEP or slot in KEEP_SLOTS.get(function, ()):
         return "the backward compares or divides by it"
-    if ctx.key.slot in STATISTICS.get(ctx.key.function, ()):
+    if slot in STATISTICS.get(function, ()):
         return "statistics"
     return ""
 

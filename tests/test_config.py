@@ -22,7 +22,7 @@ class Config:
     name: str | None = option(None)
     size: str | int | None = option(None)
     flags: tuple[int, ...] = option((1, 2))
-    inner: Inner = option(Inner())  # noqa: RUF009
+    inner: Inner = option(Inner())
     on: bool = option(False)
 
     def __post_init__(self):

@@ -118,8 +118,8 @@ KEEP = frozenset(
         *("amax", "amin", "fmax", "fmin", "where", "sort", "topk", "median", "sign", "relu_grad"),
         *("prelu", "rrelu", "rrelu_", "softshrink", "hardshrink", "hardswish", "hardsigmoid"),
         # divided by
-        *("div", "div_", "true_divide", "__truediv__", "__rtruediv__", "__itruediv__"),
-        *("reciprocal", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "pow", "__pow__"),
+        *("__rdiv__", "__rtruediv__", "reciprocal"),
+        *("log", "log2", "log10", "log1p", "sqrt", "rsqrt", "pow", "__pow__"),
         *(
             "__rpow__",
             "norm",
@@ -132,6 +132,11 @@ KEEP = frozenset(
         # decompositions
         *("cholesky", "inverse", "linalg_inv", "linalg_solve", "svd", "linalg_svd", "linalg_eigh"),
     )
+)
+
+#: The same for single slots: a quotient is divided by its denominator only.
+KEEP_SLOTS: dict[str, frozenset[str]] = dict.fromkeys(
+    ("div", "div_", "true_divide", "__truediv__", "__itruediv__"), frozenset(("in1",))
 )
 
 #: The loss head: the gradient of everything passes through it, so at least 8 bits.

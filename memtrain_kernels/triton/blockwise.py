@@ -70,9 +70,13 @@ def _butterfly(v, R: tl.constexpr, G: tl.constexpr, STAGES: tl.constexpr):
 
 @triton.jit
 def _negate(v, word0, word1, g, i):
-    """Negate element i where bit i % 32 of random word i // 32 is set."""
-    bit = (random_words(word0, word1, g, i >> 5) >> (i & 31).to(tl.uint32)[None, :]) & 1
-    return tl.where(bit != 0, -v, v)
+    """Negate element i where bit i % 32 of random word i // 32 is set.
+
+    By the sign bit: in older Triton (3.7, for one) ``-v`` is ``0 - v``, which is 0 where v is 0.
+    """
+    word = random_words(word0, word1, g, i >> 5)
+    sign = (word << (31 - (i & 31)).to(tl.uint32)[None, :]) & 0x80000000
+    return _float(_bits(v) ^ sign.to(tl.int32, bitcast=True))
 
 
 @triton.jit
