@@ -136,6 +136,8 @@ def quantize(
     short = base + scale * levels < top
     scale = tl.where(short, tl.minimum(_float(_bits(scale) + 0x10000), cap), scale)
     scale = tl.where((span > 0) & (poisoned == 0), scale, 0.0)
+    # Both sides are normal numbers (2**-126 <= scale <= 2**126): older Triton divides so that
+    # denormals are flushed.
     inverse = tl.where(scale > 0, tl.div_rn(1.0, tl.where(scale > 0, scale, 1.0)), 0.0)
 
     t = (v * down[:, None] - base[:, None]) * inverse[:, None]

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from kernel_cases import (
     FILLS,
+    FLOATS,
     LAYOUTS,
     assert_same_bits,
     assert_same_values,
@@ -58,12 +59,13 @@ def test_blockwise(x, bits, group, seed, stochastic, rotate):
     check_block(x, bits, group, seed, stochastic, rotate)
 
 
-@pytest.mark.parametrize("rotate", [False, True])
+@pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("group", mk.GROUPS)
 @pytest.mark.parametrize("bits", mk.BITS)
-def test_blockwise_every_width_and_group(bits, group, rotate):
-    x = torch.cat([filled((500,), fill, torch.float32, seed=bits) for fill in FILLS])
-    check_block(x, bits, group, 77, True, rotate)
+def test_blockwise_every_width_group_and_dtype(bits, group, dtype):
+    x = torch.cat([filled((300,), fill, dtype, seed=bits) for fill in FILLS])
+    for rotate in (False, True):
+        check_block(x, bits, group, 77, True, rotate)
 
 
 def test_float64_is_computed_as_float32():
@@ -147,10 +149,10 @@ def test_a_third_value_anywhere_is_noticed():
 
 
 # Large enough for several threads.
-BIG = 1 << 20
+BIG = 1 << 19
 
 
-@pytest.mark.parametrize("extra", [0, 1, 77])
+@pytest.mark.parametrize("extra", [0, 77])
 def test_many_threads_agree_with_one(extra):
     x = torch.randn(BIG + extra)
     threads = torch.get_num_threads()

@@ -22,6 +22,8 @@ def run(script: str, *args: str, **variables: str) -> str:
     result = subprocess.run(
         [sys.executable, str(HERE / script), *args], env=environment, capture_output=True, text=True
     )
+    if "ld.lld not found" in result.stderr:
+        pytest.skip("this Triton (3.4, for one) needs ROCm's own linker to compile for it")
     assert result.returncode == 0, result.stderr[-3000:]
     return result.stdout
 

