@@ -54,6 +54,7 @@ class Packer:
         self.matched = [0] * len(rules)
         self.seen: set[SlotKey] = set()
         self.rows: dict[SlotKey, Row] = {}
+        self._nameless: list[Row] = []
         self._plan = plan
         self._floor = min((rule.min_bytes for rule in rules), default=0)
         self._alive = Alive()
@@ -94,6 +95,7 @@ class Packer:
 
     def _clear(self) -> None:
         self.rows = {}
+        self._nameless.clear()
         self._plain, self._held = StorageSet(), StorageSet()
         self._lineage = Lineage(self._alive.label, self._lineage.enabled)
         self.tracker.lineage = self._lineage
@@ -185,6 +187,13 @@ class Packer:
             value.add(identity, record)
         return record
 
+    def node_created(self, node: Any) -> None:
+        """A graph node is complete: what was packed since the one before belongs to it."""
+        if not node.name().endswith("AccumulateGrad"):
+            for row in self._nameless:
+                row.node = node.name()
+            self._nameless.clear()
+
     def records(self) -> list[Record]:
         """Records of this forward that a graph still holds."""
         return self._lineage.records()
@@ -196,6 +205,7 @@ class Packer:
             dtype = str(x.dtype).removeprefix("torch.")
             row = self.rows[key] = Row(key, tuple(x.shape), dtype)
         row.count += 1
+        self._nameless.append(row)
         if self._plain.add(x):
             row.before_bytes += _storage_bytes(x)
         return row

@@ -24,6 +24,7 @@ class Row:
         adaptive: Whether the plan of an adaptive policy decides here.
         action: The compressor and its bits, ``shared``, or ``as is``.
         reason: Why it was not compressed, when it was not.
+        node: The autograd node that keeps it, where PyTorch tells (2.14 and newer).
         error_share: Share of the predicted gradient error, where it was measured.
     """
 
@@ -37,6 +38,7 @@ class Row:
     adaptive: bool = False
     action: str = ""
     reason: str = ""
+    node: str = ""
     error_share: float | None = None
 
     def to_dict(self) -> dict[str, Any]:

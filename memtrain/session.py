@@ -185,6 +185,9 @@ class Session:
         self.packer.begin(self.model)
         self._stack.enter_context(self.packer.tracker)
         self._stack.enter_context(torch.autograd.graph.saved_tensors_hooks(*self._hooks))
+        on_node = getattr(torch.autograd.graph, "node_creation_hook", None)  # torch 2.14
+        if on_node is not None:
+            self._stack.enter_context(on_node(self.packer.node_created))
 
     def _leave(self) -> None:
         self._depth -= 1

@@ -9,7 +9,6 @@ import math
 from collections.abc import Sequence
 
 import torch
-import triton
 
 from .. import _hash, reference
 from .._layout import (
@@ -28,6 +27,10 @@ from ._common import launch
 # A dtype cast is one pass of torch already.
 narrow_int = reference.narrow_int
 widen_int = reference.widen_int
+
+
+def _ceil_div(count: int, size: int) -> int:
+    return -(-count // size)
 
 
 def _words(seed: int, stream: int) -> tuple[int, int]:
@@ -51,7 +54,7 @@ def quantize_blockwise(
     constants = blockwise.constants(bits, group)
     launch(
         blockwise.quantize,
-        triton.cdiv(groups, constants["R"]),
+        _ceil_div(groups, constants["R"]),
         flat,
         *args,
         STOCHASTIC=stochastic,
@@ -84,7 +87,7 @@ def dequantize_blockwise(
     args = (storage_order(payload), scale.view(torch.int16), minimum.view(torch.int16))
     args += (flat, flat.numel(), groups, *_words(seed, _hash.SIGN_STREAM))
     constants = blockwise.constants(bits, group)
-    programs = triton.cdiv(groups, constants["R"])
+    programs = _ceil_div(groups, constants["R"])
     launch(blockwise.dequantize, programs, flat, *args, ROTATE=rotate, **constants)
     return out.to(dtype)
 
@@ -92,7 +95,7 @@ def dequantize_blockwise(
 def _packed(flat: torch.Tensor) -> tuple[torch.Tensor, int]:
     """An output for one bit an element, and the programs that fill it."""
     out = flat.new_empty(mask_bytes(flat.numel()), dtype=torch.uint8)
-    return out, triton.cdiv(len(out), bit_kernels.BYTES)
+    return out, _ceil_div(len(out), bit_kernels.BYTES)
 
 
 def pack_bits(mask: torch.Tensor) -> torch.Tensor:
@@ -146,7 +149,7 @@ def _unpack(
     """Choose between two values by their bits, so that one kernel a width serves every dtype."""
     out, flat = empty_dense(op, size, stride, values.dtype, packed.device)
     width = BIT_PATTERN[values.element_size()]
-    programs = triton.cdiv(flat.numel(), blockwise.ELEMENTS)
+    programs = _ceil_div(flat.numel(), blockwise.ELEMENTS)
     args = (storage_order(packed), values.view(width), flat.view(width), flat.numel())
     launch(bit_kernels.unpack_bits, programs, flat, *args, ELEMENTS=blockwise.ELEMENTS)
     return out

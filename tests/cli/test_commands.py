@@ -87,6 +87,7 @@ def test_list_json(cli) -> None:
     document = cli.json("list")
     assert set(document["entries"]) == {
         "compressors",
+        "derivations",
         "families",
         "datasets",
         "optimizers",

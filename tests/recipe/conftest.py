@@ -29,9 +29,7 @@ class ToyConfig:
     model: Literal["gcn", "gat"] = option("gcn", "Kind of layer.")
     hidden: int = option(8, "Features of a hidden layer.")
     dropout: float = option(0.5, "Share of features dropped.")
-    sampling: SamplingConfig | None = option(  # noqa: RUF009
-        None, "Sampling; null takes everything."
-    )
+    sampling: SamplingConfig | None = option(None, "Sampling; null takes everything.")
     fanout: tuple[int, ...] = option((5, 5), "Neighbours sampled a layer.")
 
 

@@ -436,3 +436,18 @@ def test_rules_are_tried_in_order():
     assert actions["4", "linear"] == "as is"
     assert actions["1", "batch_norm"] in ("blockwise 8 bit", "as is")
     assert actions["", "square"] if ("", "square") in actions else actions["", "pow"]
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.autograd.graph, "node_creation_hook"), reason="needs torch 2.14 or newer"
+)
+def test_rows_name_the_node_where_torch_tells():
+    model = network()
+    session = memtrain.compress(model, gact())
+    with session:
+        model(torch.randn(64, 32)).square().mean()
+    nodes = {r.key.function: r.node for r in session.report().rows}
+    assert nodes["batch_norm"] == "NativeBatchNormBackward0"
+    assert nodes["relu"] == "ReluBackward0"
+    assert nodes["linear"] == "AddmmBackward0"
+    assert nodes["dropout"] == "MulBackward0"

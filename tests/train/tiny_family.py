@@ -24,7 +24,7 @@ class TinyDataConfig:
 @memtrain.register("datasets", "tiny_data", summary="Generated rows.")
 class TinyData:
     Config = TinyDataConfig
-    sources = ()
+    sources = None
 
     @staticmethod
     def load(config: TinyDataConfig, seed: int) -> dict[str, tuple[Tensor, Tensor]]:

@@ -17,12 +17,12 @@ class Inner:
     REST: ClassVar[str] = "rest"
 
     name: str = option(help="Its name.")
-    rest: dict[str, Any] = option({}, help="Others.")  # noqa: RUF009
+    rest: dict[str, Any] = option({}, help="Others.")
 
 
 @dataclass(frozen=True)
 class Outer:
-    inner: Inner | None = option(None, "A component.")  # noqa: RUF009
+    inner: Inner | None = option(None, "A component.")
     width: Literal[1, 2, 4] = option(2, "Bits.")
 
 
