@@ -40,7 +40,8 @@ class Call:
 
     def _argument_of(self, x: Tensor) -> str | None:
         index = 0
-        for value in (*self.arguments, *self.keywords.values()):
+        named = sorted(self.keywords, key=lambda name: name != "input")
+        for value in (*self.arguments, *(self.keywords[name] for name in named)):
             for item in value if isinstance(value, (list, tuple)) else (value,):
                 if isinstance(item, Tensor):
                     if item is x or _same_memory(item, x):
@@ -57,6 +58,15 @@ def _same_memory(a: Tensor, b: Tensor) -> bool:
     except (NotImplementedError, RuntimeError):  # no storage of its own: sparse, wrapped
         return False
     return same and a.storage_offset() == b.storage_offset()
+
+
+def _name(func: Callable) -> str:
+    """Its name in torch; an operator of another library does not mean what its namesake does."""
+    packet = getattr(func, "overloadpacket", func)  # mul.Tensor -> mul
+    qualified = getattr(packet, "_qualified_op_name", "aten::")
+    if qualified.startswith("aten::"):
+        return getattr(packet, "__name__", "")
+    return qualified.replace("::", ".")
 
 
 class Tracker(TorchFunctionMode):
@@ -79,14 +89,13 @@ class Tracker(TorchFunctionMode):
     def restart(self) -> None:
         """Begins a new forward: the same calls get the same occurrence numbers again."""
         self.modules.clear()
-        self.calls.clear()
         self._counts.clear()
 
     def __torch_function__(
         self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
         """Notes the call and makes it."""
-        name = getattr(func, "__name__", "")
+        name = _name(func)
         if name == "__get__":  # attributes such as .shape save nothing
             return func(*args, **(kwargs or {}))
         module = self.modules[-1] if self.modules else ""

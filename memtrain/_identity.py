@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -29,7 +30,7 @@ def storage_id(x: Tensor) -> int | None:
         return None
     try:
         return x.untyped_storage()._cdata
-    except (NotImplementedError, RuntimeError):
+    except (NotImplementedError, RuntimeError, ValueError):  # ValueError: not initialised yet
         return None
 
 
@@ -50,6 +51,9 @@ def parts(value: Any, depth: int = 3) -> Iterator[Tensor]:
             yield from parts(item, depth)
     elif hasattr(value, "to_dict") and callable(value.to_dict):
         yield from parts(value.to_dict(), depth - 1)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            yield from parts(getattr(value, field.name, None), depth - 1)
     elif hasattr(value, "__dict__") and not isinstance(value, (type, nn.Module)):
         yield from parts(vars(value), depth - 1)
 

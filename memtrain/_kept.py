@@ -26,6 +26,14 @@ class AsIs:
         self.version = _version(x)
         self.key = key
 
+    #: It is the tensor itself.
+    exact = True
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return self.tensor.numel()
+
     def restore(self) -> Tensor:
         """The tensor, or the error that plain PyTorch raises when it was changed since."""
         if _version(self.tensor) != self.version:
@@ -41,11 +49,13 @@ class AsIs:
 class Record:
     """One compressed tensor, shared by every slot that saved the same memory."""
 
-    __slots__ = ("__weakref__", "codec", "packed")
+    __slots__ = ("__weakref__", "codec", "exact", "packed")
 
-    def __init__(self, packed: Packed, codec: SavedCompressor) -> None:
+    def __init__(self, packed: Packed, codec: SavedCompressor, exact: bool | None = None) -> None:
         self.packed = packed
         self.codec = codec
+        #: Whether it gives the very values back (or stand-ins that are as good).
+        self.exact = codec.lossless if exact is None else exact
 
 
 class Shared:
@@ -56,6 +66,16 @@ class Shared:
     def __init__(self, record: Record, layout: Layout) -> None:
         self.record = record
         self.layout = layout
+
+    @property
+    def exact(self) -> bool:
+        """Whether its record is."""
+        return self.record.exact
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return self.layout.numel
 
     def restore(self) -> Tensor:
         """Decodes anew each time: a cache would be state shared between decodings."""

@@ -5,8 +5,8 @@ that hold it compressed, and its `Origin`: the derivable call that made it, from
 a tensor is about to be packed and its origin leads back, over at most `MAX_STEPS` calls, to values
 that are held, a record without bytes of its own takes its place.
 
-Values hold no tensors and records only weakly: the autograd graph owns what is kept, and a tensor
-that plain PyTorch would free is freed here too.
+Values hold records only weakly, and tensors only where they live anyway and until the forward ends:
+the autograd graph owns what is kept, and what plain PyTorch would free is freed here too.
 """
 
 from __future__ import annotations
@@ -110,6 +110,8 @@ class Derived(SavedCompressor):
 
 
 _DERIVED = Derived()
+#: What an error about a changed source names.
+_SOURCE = SlotKey("", "lineage", 0, "source")
 
 
 class Lineage:
@@ -159,7 +161,8 @@ class Lineage:
             tensors, constants = bound
             sources: list[tuple[Value | AsIs, Layout]] = []
             for x in tensors:
-                source = self._alive(x) or self.value(x)
+                # A buffer or the batch may be written to before the backward pass runs.
+                source = self._alive(x, ("parameter", "batch")) or self.value(x)
                 if source is None:
                     return None
                 sources.append((source, Layout.of(x)))
@@ -181,16 +184,22 @@ class Lineage:
             # The identity of a result that is its own input, such as dropout in evaluation.
             if value is None or any(value is source for source, _ in origin.sources):
                 return
-            needed = origin.derivation.needed(call.kept)
+            needed = origin.derivation.needed(call.kept, origin.constants)
             if needed is None:
                 return
             origin.saved = {slot: weakref.ref(kept) for slot, kept in needed.items()}
             origin.layout = Layout.of(result)
             value.origin = origin
 
-    def _alive(self, x: Tensor) -> AsIs | None:
-        alive = self._label(x) in ("parameter", "buffer", "batch")
-        return AsIs(x, SlotKey("", "", 0, "")) if alive else None
+    def _alive(
+        self, x: Tensor, labels: tuple[str, ...] = ("parameter", "buffer", "batch")
+    ) -> AsIs | None:
+        return AsIs(x, _SOURCE) if self._label(x) in labels else None
+
+    def end(self) -> None:
+        """Nothing is saved any more: origins would only hold the batch until the next forward."""
+        for _, value in self._values.values():
+            value.origin = None
 
     # ------------------------------------------------------------------ as they are saved
 
@@ -215,4 +224,5 @@ class Lineage:
                 return None
             saved.append((slot, kept))
         recipe = Recipe(origin.derivation, tuple(sources), tuple(saved), origin.constants)
-        return Record(Packed((), origin.layout, (recipe,)), _DERIVED)
+        exact = all(kept.exact for kept in (*sources, *(kept for _, kept in saved)))
+        return Record(Packed((), origin.layout, (recipe,)), _DERIVED, exact)

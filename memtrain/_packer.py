@@ -18,6 +18,7 @@ from ._kept import AsIs, Record, Shared
 from ._lineage import Lineage
 from ._report import Row
 from .compressors import Layout, PackContext, SavedCompressor, SlotKey
+from .compressors._slots import FILLED_LATER
 from .policy import Rule, explain_skip
 
 _RANK = int(os.environ.get("RANK", "0"))
@@ -72,12 +73,17 @@ class Packer:
         self._alive.add_model(model)
         self.tracker.restart()
 
-    def begin_model(self, call: Any) -> None:
+    def begin_model(self, model: nn.Module, call: Any) -> None:
         """The model itself is called, with these arguments: its slots are numbered from zero."""
         self.tracker.restart()
         self.forwards += 1
+        self._alive.add_model(model)  # again: a functional call swaps parameters only now
         # What has a graph is an activation of whatever ran before, not the user's batch.
         self._alive.add((x for x in parts(call) if x.grad_fn is None), "batch")
+
+    def end(self) -> None:
+        """The forward is over: nothing that only served to derive outlives it."""
+        self._lineage.end()
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
@@ -112,10 +118,15 @@ class Packer:
 
     def _keep(self, x: Tensor, key: SlotKey, args: tuple, kwargs: Mapping) -> AsIs | Shared:
         label = self._alive.label(x)
-        if label in ("parameter", "buffer", "batch") or not self.enabled:
+        if label is None and x.grad_fn is None and _casts_parameter(x, args):
+            label = "weight copy"
+        filled_later = key.function in FILLED_LATER  # a copy would be taken too early
+        if label in ("parameter", "buffer", "batch") or filled_later or not self.enabled:
             return AsIs(x, key)
         row = self._row(key, x)
-        if label is None and _plain_tensor(x):
+        if label is None and x.layout == torch.strided and _storage_bytes(x) < x.nbytes:
+            row.reason = "expanded: its memory is smaller than itself"
+        elif label is None and _plain_tensor(x):
             ctx = PackContext(key, self._seed_of(key), self._plan(), args, kwargs)
             kept = self._compress(x, ctx, row)
             if kept is not None:
@@ -173,6 +184,8 @@ class Packer:
             return record
         if value is not None and not codec.stands_in:
             record = self._lineage.derive(value)
+            if record is not None and codec.lossless and not record.exact:
+                record = None  # an exact rule does not take what was derived from rounded values
         if record is not None:
             row.action = "derived"
         else:
@@ -221,6 +234,13 @@ def _storage_bytes(x: Tensor) -> int:
     return sum(part.untyped_storage().nbytes() for part in components(x))
 
 
+def _casts_parameter(x: Tensor, args: tuple) -> bool:
+    """Whether ``x`` is autocast's copy of a frozen parameter, which has no graph to tell."""
+    return any(
+        isinstance(a, nn.Parameter) and a.dtype != x.dtype and a.numel() == x.numel() for a in args
+    )
+
+
 def _plain_tensor(x: Tensor) -> bool:
     """Whether codecs can read the memory of ``x``: dense layout, real, no subclass."""
     return (
@@ -228,6 +248,8 @@ def _plain_tensor(x: Tensor) -> bool:
         and x.layout == torch.strided
         and not x.is_complex()
         and not x.is_quantized
+        and not x.is_neg()
+        and not x._is_zerotensor()
         and x.numel() > 0
         and storage_id(x) is not None
     )

@@ -10,6 +10,7 @@ a `Derivation` instance, or with an entry point in the group ``memtrain.derivati
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -32,7 +33,9 @@ class Derivation(ABC):
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Bound | None:
         """Sources and constants of a call, or None when this call cannot be derived."""
 
-    def needed(self, kept: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    def needed(
+        self, kept: Mapping[str, Any], constants: tuple[Any, ...]
+    ) -> Mapping[str, Any] | None:
         """Of what the call saved, by slot, the part that `apply` needs; None when it lacks."""
         return {}
 
@@ -49,9 +52,14 @@ class Derivation(ABC):
         """
 
 
-def _statistics(kept: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    found = {slot: kept[slot] for slot in ("out0", "out1") if slot in kept}
-    return found if len(found) == 2 else None
+def _statistics(kept: Mapping[str, Any], count: int) -> Mapping[str, Any] | None:
+    """Mean and rstd: the two results of ``count`` elements.
+
+    They are not always the first two: autocast and non-contiguous inputs put a copy of the input
+    before them, and forward-mode differentiation saves more of their size.
+    """
+    found = [k for slot, k in kept.items() if slot.startswith("out") and k.numel == count]
+    return {"mean": found[0], "rstd": found[1]} if len(found) == 2 else None
 
 
 def _mask(kept: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -76,21 +84,23 @@ class BatchNorm(Derivation):
         x = _one(args, kwargs)
         if x is None or not _get(args, kwargs, 5, "training", False):
             return None
-        return (x,), (_get(args, kwargs, 3, "weight"), _get(args, kwargs, 4, "bias"))
+        return (x,), (_get(args, kwargs, 3, "weight"), _get(args, kwargs, 4, "bias"), x.shape[1])
 
-    def needed(self, kept: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    def needed(
+        self, kept: Mapping[str, Any], constants: tuple[Any, ...]
+    ) -> Mapping[str, Any] | None:
         """Mean and rstd."""
-        return _statistics(kept)
+        return _statistics(kept, constants[2])
 
     def apply(
         self, sources: Sequence[Tensor], saved: Mapping[str, Tensor], constants: tuple[Any, ...]
     ) -> Tensor:
         """One multiply-add an element."""
-        (x,), (weight, bias) = sources, constants
-        scale = saved["out1"] if weight is None else saved["out1"] * weight
-        shift = -saved["out0"] * scale if bias is None else bias - saved["out0"] * scale
+        (x,), (weight, bias, _) = sources, constants
+        scale = saved["rstd"] if weight is None else saved["rstd"] * weight
+        shift = -saved["mean"] * scale if bias is None else bias - saved["mean"] * scale
         shape = (1, -1, *(1,) * (x.dim() - 2))
-        return torch.addcmul(shift.view(shape), x, scale.view(shape)).to(x.dtype)
+        return torch.addcmul(shift.view(shape), x, scale.view(shape))
 
 
 class LayerNorm(Derivation):
@@ -101,21 +111,27 @@ class LayerNorm(Derivation):
         x = _one(args, kwargs)
         if x is None:
             return None
-        return (x,), (_get(args, kwargs, 2, "weight"), _get(args, kwargs, 3, "bias"))
+        rows = x.shape[: x.dim() - len(_get(args, kwargs, 1, "normalized_shape"))]
+        return (x,), (
+            _get(args, kwargs, 2, "weight"),
+            _get(args, kwargs, 3, "bias"),
+            math.prod(rows),
+        )
 
-    def needed(self, kept: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    def needed(
+        self, kept: Mapping[str, Any], constants: tuple[Any, ...]
+    ) -> Mapping[str, Any] | None:
         """Mean and rstd."""
-        return _statistics(kept)
+        return _statistics(kept, constants[2])
 
     def apply(
         self, sources: Sequence[Tensor], saved: Mapping[str, Tensor], constants: tuple[Any, ...]
     ) -> Tensor:
         """Statistics broadcast over the normalised dimensions."""
-        (x,), (weight, bias) = sources, constants
-        y = (x - saved["out0"]) * saved["out1"]
+        (x,), (weight, bias, _) = sources, constants
+        y = (x - saved["mean"]) * saved["rstd"]
         y = y if weight is None else y * weight
-        y = y if bias is None else y + bias
-        return y.to(x.dtype)
+        return y if bias is None else y + bias
 
 
 class Masked(Derivation):
@@ -129,16 +145,18 @@ class Masked(Derivation):
         x = _one(args, kwargs)
         return None if x is None else ((x,), ())
 
-    def needed(self, kept: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    def needed(
+        self, kept: Mapping[str, Any], constants: tuple[Any, ...]
+    ) -> Mapping[str, Any] | None:
         """The mask."""
         return _mask(kept)
 
     def apply(
         self, sources: Sequence[Tensor], saved: Mapping[str, Tensor], constants: tuple[Any, ...]
     ) -> Tensor:
-        """One multiplication an element."""
-        (mask,) = saved.values()
-        return sources[0] * mask
+        """One selection an element: the saved result may be a mask or the values themselves."""
+        (result,) = saved.values()
+        return sources[0].masked_fill(result <= 0, 0)
 
 
 class Dropout(Masked):
@@ -166,7 +184,9 @@ class LeakyReLU(Derivation):
         x = _one(args, kwargs)
         return None if x is None else ((x,), (_get(args, kwargs, 1, "negative_slope", 0.01),))
 
-    def needed(self, kept: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    def needed(
+        self, kept: Mapping[str, Any], constants: tuple[Any, ...]
+    ) -> Mapping[str, Any] | None:
         """The mask."""
         return _mask(kept)
 

@@ -205,11 +205,19 @@ def explain_skip(x: Tensor, ctx: PackContext, floor: int) -> str:
     if x.nbytes < floor:
         return "small"
     function, slot = ctx.key.function, ctx.key.slot
-    if function in KEEP or slot in KEEP_SLOTS.get(function, ()):
+    name = function if function.startswith("__") else function.rstrip("_")  # log_ is log
+    if name in KEEP or name.startswith("linalg_") or slot in KEEP_SLOTS.get(name, ()):
         return "the backward compares or divides by it"
-    if slot in STATISTICS.get(function, ()):
+    source = next((a for a in (*ctx.arguments, *ctx.keywords.values()) if _is_tensor(a)), None)
+    # A copy of the input may come first, as under autocast, so the slot alone does not tell.
+    small = source is not None and x.numel() * 2 <= source.numel()
+    if function in STATISTICS and slot.startswith("out") and small:
         return "statistics"
     return ""
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor)
 
 
 def unmatched(
@@ -220,6 +228,8 @@ def unmatched(
         if count or rule.options.optional or isinstance(rule.compressor, ModuleCompressor):
             continue
         o = rule.options
+        if any(matched) and o.module is None and o.function is None and o.dtype is None:
+            continue  # a rule for all that is left; exact rules before it left nothing
         modules = {key.module for key in rows if key.module}
         functions = {key.function for key in rows}
         text = f"The rule {rule} matched none of the {len(rows)} tensors that were saved. "

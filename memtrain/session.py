@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -21,7 +22,8 @@ from .compressors import ModuleCompressor, SavedCompressor
 from .policy import Policy, Rule, unmatched
 
 #: Not an attribute of the model, so that copying a model does not copy its session.
-_SESSIONS: weakref.WeakKeyDictionary[nn.Module, Session] = weakref.WeakKeyDictionary()
+#: A session holds its model, so it is held weakly here; the hooks on the model keep it alive.
+_SESSIONS: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Session]] = weakref.WeakKeyDictionary()
 
 
 def compress(model: nn.Module, policy: Any = "gact", *, seed: int = 0) -> Session:
@@ -67,7 +69,7 @@ class Session:
     """
 
     def __init__(self, model: nn.Module, policy: Policy, *, seed: int = 0) -> None:
-        if model in _SESSIONS:
+        if model in _SESSIONS and _SESSIONS[model]() is not None:
             raise PolicyError(
                 "This model has a session already. Call detach() on it before compress() again."
             )
@@ -84,7 +86,8 @@ class Session:
         self.plain_bytes: int | None = None
         self._notes: list[str] = []
         self._depth = 0
-        self._entered: list[bool] = []
+        self._entered: list[contextlib.ExitStack | None] = []
+        self._thread = 0
         self._stack = contextlib.ExitStack()
         # Dynamo would compile the hooks themselves, and again for every new counter value.
         self._hooks: Any = (
@@ -103,9 +106,11 @@ class Session:
     # ------------------------------------------------------------------ installing
 
     def _install(self) -> None:
-        _SESSIONS[self.model] = self
+        _SESSIONS[self.model] = weakref.ref(self)
         if self.policy.off:
             return
+        # Whatever the policy installs, the session lives as long as its model.
+        self._undo.append(self.model.register_forward_pre_hook(lambda *_, held=self: None).remove)
         try:
             self._attach_modules()
         except PolicyError:
@@ -142,7 +147,10 @@ class Session:
         self._detach_modules()
         while self._undo:
             self._undo.pop()()
-        if _SESSIONS.get(self.model) is self:
+        self._stack.close()  # an interrupted forward may have left it open
+        self._depth = 0
+        self._entered.clear()
+        if _SESSIONS.get(self.model, lambda: None)() is self:
             del _SESSIONS[self.model]
 
     # ------------------------------------------------------------------ entering
@@ -161,17 +169,31 @@ class Session:
     def _enter_model(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
         if module is not self.model or torch.compiler.is_compiling():
             return
-        entered = self.packer.enabled and torch.is_grad_enabled()
-        self._entered.append(entered)
-        if entered:
-            self._enter()
-            self.packer.begin_model((args, kwargs))
+        if not (self.packer.enabled and torch.is_grad_enabled()):
+            self._entered.append(None)
+            return
+        self._enter()
+        again = contextlib.ExitStack()
+        top = _top_hooks()
+        if self._depth > 1 and top and top[0] is not self._hooks[0] and not _inside_checkpoint():
+            # Another model's session was entered after this one: this model's tensors are ours.
+            again.enter_context(torch.autograd.graph.saved_tensors_hooks(*self._hooks))
+        self._entered.append(again)
+        self.packer.begin_model(self.model, (args, kwargs))
 
     def _leave_model(self, module: nn.Module) -> None:
-        if module is self.model and self._entered and self._entered.pop():
+        again = self._entered.pop() if module is self.model and self._entered else None
+        if again is not None:
+            again.close()
             self._leave()
 
     def _enter(self) -> None:
+        if self._depth and self._thread != threading.get_ident():
+            raise PolicyError(
+                "This session is entered in another thread. Hooks belong to a thread: make a "
+                "model and a session for each."
+            )
+        self._thread = threading.get_ident()
         self._depth += 1
         if self._depth > 1 or self.policy.off or not self.packer.enabled:
             return
@@ -193,6 +215,7 @@ class Session:
         self._depth -= 1
         if self._depth == 0:
             self._stack.close()
+            self.packer.end()
 
     def note(self, text: str) -> None:
         """Says once, and in every report, that something has less effect than it may seem."""
@@ -311,9 +334,12 @@ def _no_modules(rule: Rule, model: nn.Module) -> str:
     return f"{rule} matches no module. {did_you_mean(pattern, names)}"
 
 
+def _top_hooks() -> tuple[Any, Any] | None:
+    """The saved-tensor hooks that the next saved tensor reaches."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True)  # pyright: ignore
+
+
 def _inside_checkpoint() -> bool:
-    top = torch._C._autograd._top_saved_tensors_default_hooks(True)  # pyright: ignore
-    if top is None:
-        return False
-    name = getattr(top[0], "__qualname__", "")
+    top = _top_hooks()
+    name = getattr(top[0], "__qualname__", "") if top else ""
     return "_checkpoint_hook" in name or "_recomputation_hook" in name

@@ -153,7 +153,9 @@ class Adaptation:
                 remove()
         finally:
             session.packer.recorder = None
-        return recorder.result(), run.collect()
+        found = recorder.result()
+        recorder.forget()
+        return found, run.collect()
 
     def _slots_of(self, run: Passes, probe: Recorder) -> dict[SlotKey, int]:
         run.session.packer.recorder = probe
@@ -190,7 +192,6 @@ class Adaptation:
                     limit *= 0.5 * config.max_grad_error / tries[-1].measured
                     tries.append(attempt(found, limit))
                 best = tries[-1]
-                uniform = None
             else:
                 # What no parameter saw directly is an estimate: fit it to what was measured.
                 factor = _inflation(found, first)
@@ -247,6 +248,7 @@ class Adaptation:
         for remove in undo:
             remove()
         found = recorder.result()
+        recorder.forget()
         widest = max(self.config.widths)
         for cost in found.costs.values():
             cost[widest] = 0.0  # what was kept is the reference here
@@ -269,7 +271,8 @@ class Adaptation:
             "plan": {str(key): bits for key, bits in self.plan.items()},
             "shares": {str(key): share for key, share in self._shares.items()},
             "history": [asdict(c) for c in self.history],
-            "next": self._next,
+            # A measurement that was under way starts again.
+            "next": self._next if self._in_place is None else 0,
             "seconds": self.seconds,
         }
 

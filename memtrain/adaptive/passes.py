@@ -34,7 +34,13 @@ def untouched(model: nn.Module) -> Iterator[Callable[[], None]]:
         device_states = {d: torch.cuda.get_rng_state(d) for d in devices}
         others = random.getstate(), np.random.get_state()  # noqa: NPY002 a loader may use it
         buffers = [(b, b.detach().clone()) for b in model.buffers()]
+        owned = [(m, dict(m._buffers)) for m in model.modules()]
         gradients = [(p, p.grad) for p in model.parameters()]
+        hooks = [
+            (p._post_accumulate_grad_hooks, dict(p._post_accumulate_grad_hooks))
+            for p in model.parameters()
+            if p._post_accumulate_grad_hooks
+        ]
 
         def rewind() -> None:
             torch.set_rng_state(state)
@@ -43,17 +49,23 @@ def untouched(model: nn.Module) -> Iterator[Callable[[], None]]:
             random.setstate(others[0])
             np.random.set_state(others[1])  # noqa: NPY002
             with torch.no_grad():
+                for module, own in owned:
+                    module._buffers.update(own)  # a forward may put another tensor in its place
                 for buffer, value in buffers:
                     buffer.copy_(value)
 
         try:
             for parameter, _ in gradients:
                 parameter.grad = None
+                # An optimizer that steps inside the backward pass must not do so here.
+                (parameter._post_accumulate_grad_hooks or {}).clear()
             yield rewind
         finally:
             rewind()
             for parameter, gradient in gradients:
                 parameter.grad = gradient
+            for registered, before in hooks:
+                registered.update(before)
 
 
 class Passes:

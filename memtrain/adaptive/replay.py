@@ -180,6 +180,11 @@ class Recorder(SavedCompressor):
             self._trial = None
         return _aligned(outputs, rough if isinstance(rough, tuple) else (rough,))
 
+    def forget(self) -> None:
+        """Lets go of the graph, which holds this object in its records: a cycle through C++."""
+        self._nodes.clear()
+        self._keep.clear()
+
     def result(self) -> Sensitivities:
         """Costs of all slots, once the backward pass is over."""
         behind = self._energy_behind()

@@ -104,39 +104,59 @@ SHAPE_ONLY: dict[str, frozenset[str]] = {
 }
 
 #: Statistics that the backward divides by or multiplies everything with: kept as they are.
-STATISTICS: dict[str, frozenset[str]] = {
-    name: frozenset(("out0", "out1"))
-    for name in ("batch_norm", "layer_norm", "group_norm", "instance_norm", "rms_norm")
-}
+STATISTICS = frozenset(
+    (
+        *("batch_norm", "layer_norm", "group_norm", "instance_norm", "rms_norm"),
+        "scaled_dot_product_attention",
+    )
+)
 
 #: The backward compares or divides by what was saved: a rounding error is not small there, it
 #: sends a gradient down another branch or makes it infinite. Kept as they are.
 KEEP = frozenset(
     (
         # compared
-        *("abs", "clamp", "clamp_", "clamp_min", "clamp_max", "maximum", "minimum", "max", "min"),
-        *("amax", "amin", "fmax", "fmin", "where", "sort", "topk", "median", "sign", "relu_grad"),
-        *("prelu", "rrelu", "rrelu_", "softshrink", "hardshrink", "hardswish", "hardsigmoid"),
+        *("abs", "clamp", "clamp_min", "clamp_max", "maximum", "minimum", "max", "min"),
+        *("amax", "amin", "fmax", "fmin", "where", "sort", "topk", "median", "copysign"),
+        *("prelu", "rrelu", "softshrink", "hardshrink", "hardswish", "hardsigmoid"),
         # divided by
         *("__rdiv__", "__rtruediv__", "reciprocal"),
         *("log", "log2", "log10", "log1p", "sqrt", "rsqrt", "pow", "__pow__"),
         *(
             "__rpow__",
             "norm",
-            "linalg_norm",
-            "linalg_vector_norm",
             "normalize",
             "cosine_similarity",
         ),
         *("acos", "asin", "acosh", "atanh", "erfinv", "logit", "cumprod", "prod", "std", "var"),
+        *("binary_cross_entropy", "gaussian_nll_loss", "poisson_nll_loss", "ctc_loss", "xlogy"),
+        *("pairwise_distance", "cdist", "pdist", "dist", "hypot", "atan2", "arctan2", "addcdiv"),
+        *(
+            "triplet_margin_loss",
+            "cosine_embedding_loss",
+            "std_mean",
+            "float_power",
+            "renorm",
+            "det",
+        ),
+        *("lp_pool1d", "lp_pool2d", "lp_pool3d", "local_response_norm", "digamma", "absolute"),
+        *("arccos", "arcsin", "arccosh", "arctanh", "clip"),
+        # compared
+        *("l1_loss", "smooth_l1_loss", "huber_loss", "hinge_embedding_loss"),
+        *("multilabel_margin_loss", "multi_margin_loss", "margin_ranking_loss"),
+        # whatever a backward pass inside the block saves: its functions are not seen
+        *("backward", "grad"),
         # decompositions
-        *("cholesky", "inverse", "linalg_inv", "linalg_solve", "svd", "linalg_svd", "linalg_eigh"),
+        *("cholesky", "inverse", "svd", "slogdet", "pinverse", "qr", "triangular_solve"),
     )
 )
 
+#: Saved before the function writes to it: only the tensor itself has the values.
+FILLED_LATER = frozenset(("rrelu", "rrelu_"))
+
 #: The same for single slots: a quotient is divided by its denominator only.
 KEEP_SLOTS: dict[str, frozenset[str]] = dict.fromkeys(
-    ("div", "div_", "true_divide", "__truediv__", "__itruediv__"), frozenset(("in1",))
+    ("div", "divide", "true_divide", "__truediv__", "__itruediv__"), frozenset(("in1",))
 )
 
 #: The loss head: the gradient of everything passes through it, so at least 8 bits.

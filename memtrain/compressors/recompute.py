@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import MethodType
 from typing import Any
 
 from torch import nn
@@ -46,19 +47,21 @@ class Recompute(ModuleCompressor):
         """Replaces ``module.forward`` on the instance."""
         plain = module.forward
         had = "forward" in module.__dict__
+        function = getattr(plain, "__func__", None)
         rng = self.config.preserve_rng_state
 
-        def forward(*args: Any, **kwargs: Any) -> Any:
+        # A bound method, since a copy of the module then runs the copy.
+        def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
             return checkpoint(
-                plain,
+                plain if function is None else MethodType(function, self),
                 *args,
                 use_reentrant=False,
                 preserve_rng_state=rng,
-                context_fn=lambda: (contextlib.nullcontext(), _statistics_kept(module)),
+                context_fn=lambda: (contextlib.nullcontext(), _statistics_kept(self)),
                 **kwargs,
             )
 
-        module.forward = forward
+        module.forward = MethodType(forward, module)
 
         def undo() -> None:
             if had:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import torch
 from torch import Tensor
 
@@ -22,6 +24,10 @@ class ShapeOnly(SavedCompressor):
     def accepts(self, x: Tensor, ctx: PackContext) -> bool:
         """The slots of the table; only dense tensors, whose strides carry the memory format."""
         return ctx.key.slot in SHAPE_ONLY.get(ctx.key.function, ()) and x.is_contiguous()
+
+    def variant(self, ctx: PackContext) -> Hashable:
+        """Nothing to share: a record is the layout alone."""
+        return ctx.key
 
     def pack(self, x: Tensor, ctx: PackContext) -> Packed:
         """Keeps the layout."""
