@@ -84,6 +84,7 @@ class Derived(SavedCompressor):
     """Restores a tensor by repeating the call that made it. Bytes per element: 0."""
 
     Config = NoConfig
+    fresh = True
 
     def pack(self, x: Tensor, ctx: PackContext) -> Packed:
         """Not used: `Lineage.derive` makes the records."""
@@ -97,7 +98,10 @@ class Derived(SavedCompressor):
             sources = [kept.restore() for kept in recipe.sources]
             saved = {slot: kept.restore() for slot, kept in recipe.saved}
             constants = tuple(c.restore() if isinstance(c, AsIs) else c for c in recipe.constants)
-            y = recipe.derivation.apply(sources, saved, constants).to(layout.dtype)
+            first = recipe.sources[0]
+            fresh = isinstance(first, Shared) and first.record.codec.fresh
+            out = sources[0] if fresh and sources[0].dtype == layout.dtype else None
+            y = recipe.derivation.apply(sources, saved, constants, out).to(layout.dtype)
         if tuple(y.stride()) == layout.stride:
             return y
         return torch.empty_strided(

@@ -41,7 +41,11 @@ class Derivation(ABC):
 
     @abstractmethod
     def apply(
-        self, sources: Sequence[Tensor], saved: Mapping[str, Tensor], constants: tuple[Any, ...]
+        self,
+        sources: Sequence[Tensor],
+        saved: Mapping[str, Tensor],
+        constants: tuple[Any, ...],
+        out: Tensor | None = None,
     ) -> Tensor:
         """The result.
 
@@ -49,6 +53,8 @@ class Derivation(ABC):
             sources: The restored sources, in the order of `bind`; not to be changed in place.
             saved: What the call itself saved, by slot (``out0`` and so on), restored.
             constants: As `bind` returned them.
+            out: The first source again when it may be overwritten with the result: fresh memory
+                costs more than the arithmetic. An implementation may ignore it.
         """
 
 
@@ -93,14 +99,18 @@ class BatchNorm(Derivation):
         return _statistics(kept, constants[2])
 
     def apply(
-        self, sources: Sequence[Tensor], saved: Mapping[str, Tensor], constants: tuple[Any, ...]
+        self,
+        sources: Sequence[Tensor],
+        saved: Mapping[str, Tensor],
+        constants: tuple[Any, ...],
+        out: Tensor | None = None,
     ) -> Tensor:
         """One multiply-add an element."""
         (x,), (weight, bias, _) = sources, constants
         scale = saved["rstd"] if weight is None else saved["rstd"] * weight
         shift = -saved["mean"] * scale if bias is None else bias - saved["mean"] * scale
         shape = (1, -1, *(1,) * (x.dim() - 2))
-        return torch.addcmul(shift.view(shape), x, scale.view(shape))
+        return torch.addcmul(shift.view(shape), x, scale.view(shape), out=out)
 
 
 class LayerNorm(Derivation):
@@ -125,7 +135,11 @@ class LayerNorm(Derivation):
         return _statistics(kept, constants[2])
 
     def apply(
-        self, sources: Sequence[Tensor], saved: Mapping[str, Tensor], constants: tuple[Any, ...]
+        self,
+        sources: Sequence[Tensor],
+        saved: Mapping[str, Tensor],
+        constants: tuple[Any, ...],
+        out: Tensor | None = None,
     ) -> Tensor:
         """Statistics broadcast over the normalised dimensions."""
         (x,), (weight, bias, _) = sources, constants
@@ -152,11 +166,20 @@ class Masked(Derivation):
         return _mask(kept)
 
     def apply(
-        self, sources: Sequence[Tensor], saved: Mapping[str, Tensor], constants: tuple[Any, ...]
+        self,
+        sources: Sequence[Tensor],
+        saved: Mapping[str, Tensor],
+        constants: tuple[Any, ...],
+        out: Tensor | None = None,
     ) -> Tensor:
         """One selection an element: the saved result may be a mask or the values themselves."""
         (result,) = saved.values()
-        return sources[0].masked_fill(result <= 0, 0)
+        # ReLU's own backward, which is this selection in one pass: x where result > 0, else 0.
+        if out is not None:
+            return torch.ops.aten.threshold_backward.grad_input(
+                sources[0], result, 0, grad_input=out
+            )
+        return torch.ops.aten.threshold_backward(sources[0], result, 0)
 
 
 class Dropout(Masked):
@@ -168,12 +191,16 @@ class Dropout(Masked):
         return None if x is None or not 0 < p < 1 else ((x,), (1 / (1 - p),))
 
     def apply(
-        self, sources: Sequence[Tensor], saved: Mapping[str, Tensor], constants: tuple[Any, ...]
+        self,
+        sources: Sequence[Tensor],
+        saved: Mapping[str, Tensor],
+        constants: tuple[Any, ...],
+        out: Tensor | None = None,
     ) -> Tensor:
         """The input times mask and scale."""
         (mask,) = saved.values()
-        y = sources[0] * mask
-        return y * constants[0] if mask.dtype == torch.bool else y
+        y = torch.mul(sources[0], mask, out=out)
+        return y.mul_(constants[0]) if mask.dtype == torch.bool else y
 
 
 class LeakyReLU(Derivation):
@@ -191,7 +218,11 @@ class LeakyReLU(Derivation):
         return _mask(kept)
 
     def apply(
-        self, sources: Sequence[Tensor], saved: Mapping[str, Tensor], constants: tuple[Any, ...]
+        self,
+        sources: Sequence[Tensor],
+        saved: Mapping[str, Tensor],
+        constants: tuple[Any, ...],
+        out: Tensor | None = None,
     ) -> Tensor:
         """One selection an element."""
         (mask,) = saved.values()
@@ -218,7 +249,11 @@ class Elementwise(Derivation):
         return (x,), (args[1:], plain)
 
     def apply(
-        self, sources: Sequence[Tensor], saved: Mapping[str, Tensor], constants: tuple[Any, ...]
+        self,
+        sources: Sequence[Tensor],
+        saved: Mapping[str, Tensor],
+        constants: tuple[Any, ...],
+        out: Tensor | None = None,
     ) -> Tensor:
         """The call."""
         return self.function(sources[0], *constants[0], **constants[1])
@@ -247,7 +282,11 @@ class Pair(Derivation):
         return None
 
     def apply(
-        self, sources: Sequence[Tensor], saved: Mapping[str, Tensor], constants: tuple[Any, ...]
+        self,
+        sources: Sequence[Tensor],
+        saved: Mapping[str, Tensor],
+        constants: tuple[Any, ...],
+        out: Tensor | None = None,
     ) -> Tensor:
         """The call."""
         number, alpha = constants
@@ -267,7 +306,11 @@ class IndexSelect(Derivation):
         return (x,), (dim, index)
 
     def apply(
-        self, sources: Sequence[Tensor], saved: Mapping[str, Tensor], constants: tuple[Any, ...]
+        self,
+        sources: Sequence[Tensor],
+        saved: Mapping[str, Tensor],
+        constants: tuple[Any, ...],
+        out: Tensor | None = None,
     ) -> Tensor:
         """The gather."""
         return sources[0].index_select(*constants)
@@ -283,7 +326,11 @@ class Cast(Derivation):
         return None if x is None or devices or not x.is_floating_point() else ((x,), ())
 
     def apply(
-        self, sources: Sequence[Tensor], saved: Mapping[str, Tensor], constants: tuple[Any, ...]
+        self,
+        sources: Sequence[Tensor],
+        saved: Mapping[str, Tensor],
+        constants: tuple[Any, ...],
+        out: Tensor | None = None,
     ) -> Tensor:
         """The source: the session restores the type."""
         return sources[0]

@@ -28,11 +28,16 @@ app = typer.Typer(
 
 
 @app.command("kernels")
-def kernels(json: JsonOption = False) -> None:
+def kernels(
+    size: Annotated[str, typer.Option(help="Size of the float32 tensor.")] = "64MiB",
+    json: JsonOption = False,
+) -> None:
     """GB/s of every kernel and its ratio to a plain copy in the same run."""
     from memtrain_kernels.bench import kernel_rows
 
-    _present(kernel_rows(), json)
+    from .._units import parse_bytes
+
+    _present(kernel_rows(parse_bytes(size)), json)
 
 
 @app.command("steps")

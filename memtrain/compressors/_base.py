@@ -142,6 +142,8 @@ class SavedCompressor(ABC):
     unbiased: ClassVar[bool] = False
     #: ``unpack`` gives stand-ins that only the function which saved ``x`` treats alike.
     stands_in: ClassVar[bool] = False
+    #: ``unpack`` returns memory that nobody else holds, so its user may overwrite it.
+    fresh: ClassVar[bool] = False
     #: The session measures and plans for it; it reads ``ctx.plan``. See `memtrain.adaptive`.
     adaptive: ClassVar[bool] = False
 

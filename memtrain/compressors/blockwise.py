@@ -46,6 +46,7 @@ class Blockwise(SavedCompressor):
 
     Config = BlockwiseConfig
     unbiased = True
+    fresh = True
 
     def accepts(self, x: Tensor, ctx: PackContext) -> bool:
         """Floats of at most 32 bits."""

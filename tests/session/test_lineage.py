@@ -181,7 +181,7 @@ def test_a_function_of_a_package_is_derivable():
         def bind(self, args, kwargs):
             return (args[0],), ()
 
-        def apply(self, sources, saved, constants):
+        def apply(self, sources, saved, constants, out=None):
             return sources[0].square()
 
     memtrain.register("derivations", "square", summary="For a test.")(Square())
