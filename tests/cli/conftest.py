@@ -34,6 +34,7 @@ class Cli:
 def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
     """The command line in an empty working directory."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("COLUMNS", raising=False)  # a parallel test run sets it
     return Cli()
 
 

@@ -66,7 +66,7 @@ def test_bench_kernels(cli, monkeypatch: pytest.MonkeyPatch) -> None:
         {"op": "pack_bits", "backend": "cpu", "gb_per_s": 1.23456},
         {"op": "new", "backend": "cpu", "gb_per_s": float("nan"), "note": "x"},
     ]
-    monkeypatch.setattr("memtrain_kernels.bench.kernel_rows", lambda: rows)
+    monkeypatch.setattr("memtrain_kernels.bench.kernel_rows", lambda size: rows)
     assert cli.json("bench", "kernels")["rows"][1]["gb_per_s"] is None
     lines = cli("bench", "kernels").stdout.splitlines()
     assert lines[0].split() == ["op", "backend", "GB/s", "note"]
