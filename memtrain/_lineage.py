@@ -26,7 +26,7 @@ from ._kept import AsIs, Record, Shared
 from ._registry import derivations
 from .compressors import Layout, Packed, SavedCompressor, SlotKey
 from .compressors._base import NoConfig, PackContext, is_dense
-from .derivations import Derivation
+from .derivations import Derivation, Restored
 
 #: Calls between a derived tensor and what is stored: each costs one pass when unpacking.
 MAX_STEPS = 4
@@ -101,7 +101,8 @@ class Derived(SavedCompressor):
             first = recipe.sources[0]
             fresh = isinstance(first, Shared) and first.record.codec.fresh
             out = sources[0] if fresh and sources[0].dtype == layout.dtype else None
-            y = recipe.derivation.apply(sources, saved, constants, out).to(layout.dtype)
+            call = Restored(sources, saved, constants, out)
+            y = recipe.derivation.apply(call).to(layout.dtype)
         if tuple(y.stride()) == layout.stride:
             return y
         return torch.empty_strided(

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,6 +21,24 @@ from torch import Tensor
 
 #: Tensors it is computed from, and constants: plain values, or tensors that live anyway.
 Bound = tuple[Sequence[Tensor], tuple[Any, ...]]
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What a call is repeated from.
+
+    Args:
+        sources: The restored sources, in the order of `Derivation.bind`; not to be changed.
+        saved: What the call itself saved and `Derivation.needed` named, restored.
+        constants: As `Derivation.bind` returned them.
+        out: The first source again when it may be overwritten with the result: fresh memory costs
+            more than the arithmetic. An implementation may ignore it.
+    """
+
+    sources: Sequence[Tensor]
+    saved: Mapping[str, Tensor]
+    constants: tuple[Any, ...]
+    out: Tensor | None = None
 
 
 class Derivation(ABC):
@@ -40,22 +59,8 @@ class Derivation(ABC):
         return {}
 
     @abstractmethod
-    def apply(
-        self,
-        sources: Sequence[Tensor],
-        saved: Mapping[str, Tensor],
-        constants: tuple[Any, ...],
-        out: Tensor | None = None,
-    ) -> Tensor:
-        """The result.
-
-        Args:
-            sources: The restored sources, in the order of `bind`; not to be changed in place.
-            saved: What the call itself saved, by slot (``out0`` and so on), restored.
-            constants: As `bind` returned them.
-            out: The first source again when it may be overwritten with the result: fresh memory
-                costs more than the arithmetic. An implementation may ignore it.
-        """
+    def apply(self, call: Restored) -> Tensor:
+        """The result, from what `bind` and `needed` named."""
 
 
 def _statistics(kept: Mapping[str, Any], count: int) -> Mapping[str, Any] | None:
@@ -98,19 +103,13 @@ class BatchNorm(Derivation):
         """Mean and rstd."""
         return _statistics(kept, constants[2])
 
-    def apply(
-        self,
-        sources: Sequence[Tensor],
-        saved: Mapping[str, Tensor],
-        constants: tuple[Any, ...],
-        out: Tensor | None = None,
-    ) -> Tensor:
+    def apply(self, call: Restored) -> Tensor:
         """One multiply-add an element."""
-        (x,), (weight, bias, _) = sources, constants
-        scale = saved["rstd"] if weight is None else saved["rstd"] * weight
-        shift = -saved["mean"] * scale if bias is None else bias - saved["mean"] * scale
+        (x,), (weight, bias, _) = call.sources, call.constants
+        scale = call.saved["rstd"] if weight is None else call.saved["rstd"] * weight
+        shift = -call.saved["mean"] * scale if bias is None else bias - call.saved["mean"] * scale
         shape = (1, -1, *(1,) * (x.dim() - 2))
-        return torch.addcmul(shift.view(shape), x, scale.view(shape), out=out)
+        return torch.addcmul(shift.view(shape), x, scale.view(shape), out=call.out)
 
 
 class LayerNorm(Derivation):
@@ -134,16 +133,10 @@ class LayerNorm(Derivation):
         """Mean and rstd."""
         return _statistics(kept, constants[2])
 
-    def apply(
-        self,
-        sources: Sequence[Tensor],
-        saved: Mapping[str, Tensor],
-        constants: tuple[Any, ...],
-        out: Tensor | None = None,
-    ) -> Tensor:
+    def apply(self, call: Restored) -> Tensor:
         """Statistics broadcast over the normalised dimensions."""
-        (x,), (weight, bias, _) = sources, constants
-        y = (x - saved["mean"]) * saved["rstd"]
+        (x,), (weight, bias, _) = call.sources, call.constants
+        y = (x - call.saved["mean"]) * call.saved["rstd"]
         y = y if weight is None else y * weight
         return y if bias is None else y + bias
 
@@ -165,21 +158,15 @@ class Masked(Derivation):
         """The mask."""
         return _mask(kept)
 
-    def apply(
-        self,
-        sources: Sequence[Tensor],
-        saved: Mapping[str, Tensor],
-        constants: tuple[Any, ...],
-        out: Tensor | None = None,
-    ) -> Tensor:
+    def apply(self, call: Restored) -> Tensor:
         """One selection an element: the saved result may be a mask or the values themselves."""
-        (result,) = saved.values()
+        (result,) = call.saved.values()
         # ReLU's own backward, which is this selection in one pass: x where result > 0, else 0.
-        if out is not None:
+        if call.out is not None:
             return torch.ops.aten.threshold_backward.grad_input(
-                sources[0], result, 0, grad_input=out
+                call.sources[0], result, 0, grad_input=call.out
             )
-        return torch.ops.aten.threshold_backward(sources[0], result, 0)
+        return torch.ops.aten.threshold_backward(call.sources[0], result, 0)
 
 
 class Dropout(Masked):
@@ -190,17 +177,11 @@ class Dropout(Masked):
         x, p = _one(args, kwargs), _get(args, kwargs, 1, "p", 0.5)
         return None if x is None or not 0 < p < 1 else ((x,), (1 / (1 - p),))
 
-    def apply(
-        self,
-        sources: Sequence[Tensor],
-        saved: Mapping[str, Tensor],
-        constants: tuple[Any, ...],
-        out: Tensor | None = None,
-    ) -> Tensor:
+    def apply(self, call: Restored) -> Tensor:
         """The input times mask and scale."""
-        (mask,) = saved.values()
-        y = torch.mul(sources[0], mask, out=out)
-        return y.mul_(constants[0]) if mask.dtype == torch.bool else y
+        (mask,) = call.saved.values()
+        y = torch.mul(call.sources[0], mask, out=call.out)
+        return y.mul_(call.constants[0]) if mask.dtype == torch.bool else y
 
 
 class LeakyReLU(Derivation):
@@ -217,16 +198,10 @@ class LeakyReLU(Derivation):
         """The mask."""
         return _mask(kept)
 
-    def apply(
-        self,
-        sources: Sequence[Tensor],
-        saved: Mapping[str, Tensor],
-        constants: tuple[Any, ...],
-        out: Tensor | None = None,
-    ) -> Tensor:
+    def apply(self, call: Restored) -> Tensor:
         """One selection an element."""
-        (mask,) = saved.values()
-        return torch.where(mask > 0, sources[0], sources[0] * constants[0])
+        (mask,) = call.saved.values()
+        return torch.where(mask > 0, call.sources[0], call.sources[0] * call.constants[0])
 
 
 class Elementwise(Derivation):
@@ -248,15 +223,9 @@ class Elementwise(Derivation):
         plain = {k: v for k, v in kwargs.items() if k not in ("input", "inplace")}
         return (x,), (args[1:], plain)
 
-    def apply(
-        self,
-        sources: Sequence[Tensor],
-        saved: Mapping[str, Tensor],
-        constants: tuple[Any, ...],
-        out: Tensor | None = None,
-    ) -> Tensor:
+    def apply(self, call: Restored) -> Tensor:
         """The call."""
-        return self.function(sources[0], *constants[0], **constants[1])
+        return self.function(call.sources[0], *call.constants[0], **call.constants[1])
 
 
 class Pair(Derivation):
@@ -281,17 +250,11 @@ class Pair(Derivation):
             return (a,), (b, alpha)
         return None
 
-    def apply(
-        self,
-        sources: Sequence[Tensor],
-        saved: Mapping[str, Tensor],
-        constants: tuple[Any, ...],
-        out: Tensor | None = None,
-    ) -> Tensor:
+    def apply(self, call: Restored) -> Tensor:
         """The call."""
-        number, alpha = constants
-        b = sources[1] if number is None else number
-        return self.function(sources[0], b, **({} if alpha is None else {"alpha": alpha}))
+        number, alpha = call.constants
+        b = call.sources[1] if number is None else number
+        return self.function(call.sources[0], b, **({} if alpha is None else {"alpha": alpha}))
 
 
 class IndexSelect(Derivation):
@@ -305,15 +268,9 @@ class IndexSelect(Derivation):
             return None
         return (x,), (dim, index)
 
-    def apply(
-        self,
-        sources: Sequence[Tensor],
-        saved: Mapping[str, Tensor],
-        constants: tuple[Any, ...],
-        out: Tensor | None = None,
-    ) -> Tensor:
+    def apply(self, call: Restored) -> Tensor:
         """The gather."""
-        return sources[0].index_select(*constants)
+        return call.sources[0].index_select(*call.constants)
 
 
 class Cast(Derivation):
@@ -325,15 +282,9 @@ class Cast(Derivation):
         devices = any(isinstance(v, (torch.device, str)) for v in (*args[1:], *kwargs.values()))
         return None if x is None or devices or not x.is_floating_point() else ((x,), ())
 
-    def apply(
-        self,
-        sources: Sequence[Tensor],
-        saved: Mapping[str, Tensor],
-        constants: tuple[Any, ...],
-        out: Tensor | None = None,
-    ) -> Tensor:
+    def apply(self, call: Restored) -> Tensor:
         """The source: the session restores the type."""
-        return sources[0]
+        return call.sources[0]
 
 
 batch_norm = BatchNorm()

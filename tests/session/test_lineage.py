@@ -181,8 +181,8 @@ def test_a_function_of_a_package_is_derivable():
         def bind(self, args, kwargs):
             return (args[0],), ()
 
-        def apply(self, sources, saved, constants, out=None):
-            return sources[0].square()
+        def apply(self, call):
+            return call.sources[0].square()
 
     memtrain.register("derivations", "square", summary="For a test.")(Square())
     try:
