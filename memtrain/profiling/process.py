@@ -28,7 +28,7 @@ class ResidentPeak:
     This is more than the ledger's growth: glibc keeps freed blocks below its (growing) mmap
     threshold, up to 32 MiB each, and cannot always use them for the next tensor. With
     ``MALLOC_MMAP_THRESHOLD_=4194304`` in the environment every larger tensor is returned at once,
-    and the two agree within a few percent, at the price of slower steps (page faults, which
+    and the two come much closer, at the price of slower steps (page faults, which
     ``GLIBC_TUNABLES=glibc.malloc.hugetlb=1`` mostly takes away again).
     """
 
