@@ -13,6 +13,7 @@ from ._registry import register
 
 if TYPE_CHECKING:
     from .policy import Policy
+    from .planning import fake_tensors, profile
     from .profiling import measure_step
     from .recipe import Recipe
     from .session import Session, compress
@@ -26,7 +27,9 @@ __all__ = [
     "Recipe",
     "Session",
     "compress",
+    "fake_tensors",
     "measure_step",
+    "profile",
     "register",
 ]
 
@@ -35,7 +38,9 @@ _LAZY = {
     "Recipe": "memtrain.recipe",
     "Session": "memtrain.session",
     "compress": "memtrain.session",
+    "fake_tensors": "memtrain.planning",
     "measure_step": "memtrain.profiling",
+    "profile": "memtrain.planning",
 }
 
 

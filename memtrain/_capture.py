@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from ._calls import function_name
 from .compressors import SlotKey
 
 if TYPE_CHECKING:
@@ -57,16 +58,7 @@ def _same_memory(a: Tensor, b: Tensor) -> bool:
         same = a.untyped_storage()._cdata == b.untyped_storage()._cdata
     except (NotImplementedError, RuntimeError):  # no storage of its own: sparse, wrapped
         return False
-    return same and a.storage_offset() == b.storage_offset()
-
-
-def _name(func: Callable) -> str:
-    """Its name in torch; an operator of another library does not mean what its namesake does."""
-    packet = getattr(func, "overloadpacket", func)  # mul.Tensor -> mul
-    qualified = getattr(packet, "_qualified_op_name", "aten::")
-    if qualified.startswith("aten::"):
-        return getattr(packet, "__name__", "")
-    return qualified.replace("::", ".")
+    return bool(same and a.storage_offset() == b.storage_offset())
 
 
 class Tracker(TorchFunctionMode):
@@ -95,7 +87,7 @@ class Tracker(TorchFunctionMode):
         self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
         """Notes the call and makes it."""
-        name = _name(func)
+        name = function_name(func)
         if name == "__get__":  # attributes such as .shape save nothing
             return func(*args, **(kwargs or {}))
         module = self.modules[-1] if self.modules else ""
@@ -132,29 +124,3 @@ class Tracker(TorchFunctionMode):
         occurrence = self._counts.get((module, "autograd_function"), 0)
         self._counts[module, "autograd_function"] = occurrence + 1
         return SlotKey(module, "autograd_function", occurrence, "out0"), (), {}
-
-
-def follow_modules(model: nn.Module, tracker: Tracker) -> Callable[[], None]:
-    """Tells ``tracker`` which submodule of ``model`` runs; the returned function undoes it."""
-    handles = []
-
-    def install(module: nn.Module, name: str) -> None:
-        def enter(*_: Any) -> None:
-            tracker.modules.append(name)
-
-        def leave(*_: Any) -> None:
-            if tracker.modules:
-                tracker.modules.pop()
-
-        handles.append(module.register_forward_pre_hook(enter))
-        handles.append(module.register_forward_hook(leave, always_call=True))
-
-    for name, module in model.named_modules():
-        if name:
-            install(module, name)
-
-    def undo() -> None:
-        for handle in handles:
-            handle.remove()
-
-    return undo

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ._capture import follow_modules
+from ._calls import follow_modules
 from ._errors import MemtrainWarning, PolicyError, did_you_mean
 from ._packer import Packer
 from ._report import Report
@@ -117,7 +117,7 @@ class Session:
             self.detach()
             raise
         if any(isinstance(rule.compressor, SavedCompressor) for rule in self.packer.rules):
-            self._undo.append(follow_modules(self.model, self.packer.tracker))
+            self._undo.append(follow_modules(self.model, self.packer.tracker.modules))
             # Plain functions: a copy of the model would copy what a bound method is bound to.
             before = self.model.register_forward_pre_hook(
                 lambda *call: self._enter_model(*call), with_kwargs=True
@@ -250,12 +250,22 @@ class Session:
         packer = self.packer
         packer.step += 1
         packer.forwards = 0
-        if packer.step == 1 and packer.seen and not self.policy.off:
+        if packer.step == 1:
+            self.check_rules()
+        if self.adaptation is not None:
+            self.adaptation.after_step(self, closure)
+
+    def check_rules(self) -> None:
+        """Looks whether every rule matched something so far; `step` does it in the first step.
+
+        Raises:
+            PolicyError: One did not.
+        """
+        packer = self.packer
+        if packer.seen and not self.policy.off:
             problem = unmatched(packer.rules, packer.matched, packer.rows)
             if problem:
                 raise PolicyError(problem)
-        if self.adaptation is not None:
-            self.adaptation.after_step(self, closure)
 
     # ------------------------------------------------------------------ reporting
 

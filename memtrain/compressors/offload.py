@@ -9,6 +9,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from .._config import option
 from .._errors import PolicyError
@@ -75,6 +76,9 @@ class _File:
     """Bytes in a file without a name: the space is free again once this object is."""
 
     def __init__(self, flat: Tensor, directory: str | None) -> None:
+        self._handle: int | None = None
+        if isinstance(flat, FakeTensor):
+            return  # traced: there is nothing to write
         try:
             self._handle, path = tempfile.mkstemp(prefix="memtrain-", dir=directory)
             os.unlink(path)
@@ -91,6 +95,8 @@ class _File:
     def read(self, layout: Layout) -> Tensor:
         """The bytes as a flat tensor."""
         buffer = torch.empty(layout.nbytes, dtype=torch.uint8)
+        if self._handle is None:
+            return buffer.view(layout.dtype)
         data = buffer.numpy().data
         read = 0
         while read < len(data):

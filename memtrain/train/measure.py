@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..compressors import ModuleCompressor
-from ..profiling import DevicePeak, Ledger, ResidentPeak, StepMemory
+from ..planning.follow import follow
+from ..profiling import DevicePeak, Ledger, Profile, ResidentPeak, StepMemory, profile_of
 
 if TYPE_CHECKING:
     from ..session import Session
@@ -39,6 +41,7 @@ class StepProbe:
         self._process_step = start + _PROCESS_AFTER if enabled else -1
         self._ledger: Ledger | None = None
         self._active: Ledger | None = None
+        self._seconds = 0.0
         self._resident = ResidentPeak()
         self._on_device = DevicePeak(device)
         #: Tensor bytes that stay alive from the end of the forward pass to the backward pass.
@@ -53,14 +56,19 @@ class StepProbe:
         return step == self._ledger_step
 
     @contextlib.contextmanager
-    def around(self, step: int, *holders: Any) -> Iterator[None]:
-        """Runs the step inside; ``holders`` lead to the tensors that are alive before it."""
+    def around(
+        self, step: int, model: nn.Module, optimizer: Any, session: Session
+    ) -> Iterator[None]:
+        """Runs the step inside."""
         if step == self._ledger_step:
             on_cuda = self._device.type == "cuda"
-            with Ledger(holders, self._device if on_cuda else None) as ledger:
-                self._active = ledger
+            started = time.perf_counter()
+            with follow(
+                model, optimizer, session, self._device if on_cuda else None
+            ) as self._active:
                 yield
-            self._ledger, self._active = ledger, None
+            self._ledger, self._active = self._active, None
+            self._seconds = time.perf_counter() - started
         elif step == self._process_step:
             with self._resident, self._on_device:
                 yield
@@ -75,6 +83,14 @@ class StepProbe:
         yield
         if ledger:
             self.kept_bytes = max(self.kept_bytes or 0, ledger.growth_bytes - before)
+
+    def profile(self, model: str, policy: str) -> Profile | None:
+        """The ledger's step summed up, or None before it."""
+        if self._ledger is None:
+            return None
+        return profile_of(
+            self._ledger, model=model, policy=policy, mode="real", seconds=self._seconds
+        )
 
     def memory(self) -> StepMemory | None:
         """What was measured so far, or None before the ledger's step."""

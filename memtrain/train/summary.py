@@ -6,7 +6,10 @@ import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .._errors import MemtrainError
+from ..profiling import Profile
 from . import rundir
+from .predict import predict
 
 if TYPE_CHECKING:
     from ..recipe import Recipe
@@ -36,8 +39,13 @@ def write_results(run: Run, test: dict[str, float]) -> dict[str, Any]:
 def memory_facts(run: Run) -> dict[str, Any]:
     """The step's peak first, then what autograd kept in it, tensor by tensor."""
     step, saved = run.probe.memory(), run.saved
+    measured = run.probe.profile(type(run.model).__name__, run.policy.describe())
+    predicted, note = _prediction(run) if step else (None, "not measured (run.measure=false)")
     return {
         "step": step.to_dict() if step else None,
+        "measured": measured.to_dict() if measured else None,
+        "predicted": predicted.to_dict() if predicted else None,
+        "predicted_note": note,
         "saved_bytes_before": saved.before_bytes if saved else None,
         "saved_bytes_after": saved.after_bytes if saved else None,
         "saved_ratio": saved.ratio if saved else None,
@@ -45,6 +53,14 @@ def memory_facts(run: Run) -> dict[str, Any]:
         "saved": saved.rows if saved else None,
         "report": saved.text if saved else None,
     }
+
+
+def _prediction(run: Run) -> tuple[Profile | None, str]:
+    """What a fake trace says of the step; a run does not fail where there is none."""
+    try:
+        return predict(run), ""
+    except MemtrainError as error:
+        return None, str(error)
 
 
 def recipe_label(recipe: Recipe) -> str:
@@ -72,6 +88,7 @@ def _summary(run: Run, test: dict[str, float], memory: dict[str, Any]) -> dict[s
         "test": test,
         "tested_step": at.best_step if use_best else at.step,
         "peak_bytes": step.get("peak_bytes"),
+        "predicted_peak_bytes": (memory["predicted"] or {}).get("peak_bytes"),
         "base_bytes": step.get("base_bytes"),
         "peak_op": step.get("peak_op"),
         "rss_growth_bytes": step.get("rss_growth_bytes"),

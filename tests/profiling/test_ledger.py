@@ -12,7 +12,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
 from memtrain.profiling import Ledger
-from memtrain.profiling.ledger import BASELINE, alive_tensors, tensors_of
+from memtrain.profiling.holders import alive_tensors, tensors_of
+from memtrain.profiling.ledger import BASELINE
 
 KIB = 1024
 

@@ -1,0 +1,50 @@
+"""The ledger over one step of a model under a session, with the class of every storage."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..profiling import Context, Ledger
+from ..session import Session
+
+
+@contextlib.contextmanager
+def follow(
+    model: nn.Module,
+    optimizer: Any,
+    session: Session,
+    device: torch.device | str | None = None,
+) -> Iterator[Ledger]:
+    """Counts the step inside, which may have any number of forward and backward passes.
+
+    Args:
+        model: Gives parameters, buffers, gradients and the names of modules.
+        optimizer: Its ``state`` is the class "optimizer"; None where there is none.
+        session: What its compressors hold is the class "packed".
+        device: As in `Ledger`.
+    """
+
+    def gradients() -> list[Any]:
+        return [p.grad for p in model.parameters() if p.grad is not None]
+
+    def turn(old: str, new: str) -> None:
+        if new == "backward":
+            held = [t for record in session.packer.records() for t in record.packed.tensors]
+            ledger.label(held, "packed", replace=False)
+            ledger.label_new("saved")
+        elif old == "backward":
+            ledger.label(gradients(), "gradient")
+
+    with Context(model) as context:
+        ledger = Ledger([model, optimizer], device, context, turn)
+        with ledger:
+            ledger.label(model.parameters(), "parameter")
+            ledger.label(model.buffers(), "buffer")
+            ledger.label(gradients(), "gradient")
+            ledger.label([getattr(optimizer, "state", ())], "optimizer", replace=False)
+            yield ledger
