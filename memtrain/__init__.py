@@ -12,8 +12,8 @@ from ._errors import MemtrainError, MemtrainWarning
 from ._registry import register
 
 if TYPE_CHECKING:
+    from .planning import fake_tensors, largest_batch, plan, profile
     from .policy import Policy
-    from .planning import fake_tensors, profile
     from .profiling import measure_step
     from .recipe import Recipe
     from .session import Session, compress
@@ -28,7 +28,9 @@ __all__ = [
     "Session",
     "compress",
     "fake_tensors",
+    "largest_batch",
     "measure_step",
+    "plan",
     "profile",
     "register",
 ]
@@ -39,7 +41,9 @@ _LAZY = {
     "Session": "memtrain.session",
     "compress": "memtrain.session",
     "fake_tensors": "memtrain.planning",
+    "largest_batch": "memtrain.planning",
     "measure_step": "memtrain.profiling",
+    "plan": "memtrain.planning",
     "profile": "memtrain.planning",
 }
 

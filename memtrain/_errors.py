@@ -36,6 +36,10 @@ class PolicyError(MemtrainError):
     """A policy that cannot do what it says on this model."""
 
 
+class NoPlanError(PolicyError):
+    """No policy keeps the step within the budget (exit code 3)."""
+
+
 class DataError(MemtrainError):
     """A data set that cannot be had, with the command that would fetch it."""
 

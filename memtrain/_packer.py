@@ -49,6 +49,8 @@ class Packer:
         self.enabled = True
         #: Stands in for the adaptive compressor while sensitivities are measured.
         self.recorder: SavedCompressor | None = None
+        #: Told of every tensor that an adaptive compressor packs, while someone watches.
+        self.on_planned: Callable[[SlotKey, Tensor], None] | None = None
         #: Added to the seeds of single slots while sensitivities are measured.
         self.reseed: Mapping[SlotKey, int] = {}
         self.tracker = Tracker()
@@ -160,12 +162,15 @@ class Packer:
             if rule.name == "none":
                 row.reason = f"rule {rule}"
                 return None
-            adapts = codec.adapts(ctx)
+            adapts, planned = codec.adapts(ctx), codec.adaptive
             if adapts and self.recorder is not None:
                 codec = self.recorder
+            elements = row.packed_elements
             record = self._record(x, ctx, row, codec, index)
             if record is None:
                 continue
+            if planned and self.on_planned is not None and row.packed_elements > elements:
+                self.on_planned(ctx.key, x)
             row.adaptive = adapts and row.packed_elements > 0
             row.reason = ""
             return Shared(record, Layout.of(x))
@@ -189,6 +194,7 @@ class Packer:
         if record is not None:
             row.action = "derived"
         else:
+            codec = codec.chosen(ctx)
             packed = codec.pack(x, ctx)
             if packed is None:
                 return None

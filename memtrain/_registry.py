@@ -196,6 +196,7 @@ compressors: Registry = Registry(
             ("gact", "Gact", "Block quantisation with bits per tensor chosen at run time."),
             ("offload", "Offload", "Moves saved tensors to host memory or to disk."),
             ("shape_only", "ShapeOnly", "Exact: nothing, where the backward only asks a shape."),
+            ("planned", "Planned", "What a byte budget resolves to: an action for every tensor."),
             ("recompute", "Recompute", "Activation checkpointing of whole blocks, the baseline."),
         )
     },

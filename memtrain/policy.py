@@ -6,13 +6,14 @@ import dataclasses
 import fnmatch
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
 from torch import Tensor, nn
 
+from ._budget import Budget
 from ._config import coerce, option, parse
 from ._errors import ConfigError, MemtrainError, UnknownNameError, did_you_mean, nearest
 from ._registry import compressors
@@ -102,6 +103,8 @@ class Policy:
         lineage: Derive what follows from other saved tensors instead of storing it.
         text: How the user wrote it, for reports.
         config: The plain values it was built from.
+        budget: A goal for the step's peak; it becomes rules once it is planned for a step.
+        replan: Improves the plan of a resolved budget from measured errors.
     """
 
     rules: tuple[Rule, ...] = ()
@@ -109,6 +112,8 @@ class Policy:
     lineage: bool = True
     text: str = ""
     config: Any = field(default=None, compare=False)
+    budget: Budget | None = None
+    replan: Callable[[Any], dict[SlotKey, int]] | None = field(default=None, compare=False)
 
     @classmethod
     def from_config(cls, value: Any, where: str = "policy", *, source: str = "") -> Policy:
@@ -117,7 +122,8 @@ class Policy:
         Args:
             value: A registry name (``"gact"``), a name with its main option (``"gact:4"``) or
                 several (``"gact:bits=2,group=64"``), a mapping with ``name`` and options, a mapping
-                with ``rules``, or a Policy.
+                with ``rules``, a budget for the whole step (``"budget:60%"``, ``{budget: 2GiB}``),
+                or a Policy.
             where: The key path for messages.
             source: The file for messages.
 
@@ -133,6 +139,9 @@ class Policy:
         if not isinstance(plain, Mapping):
             raise ConfigError([f"{where}: expected a name or a mapping, got {value!r}."], source)
         plain = dict(plain)
+        if "budget" in plain and not plain.keys() & {"name", "rules"}:
+            goal = parse(Budget, plain, where, source=source)
+            return cls(text=goal.describe(), config=value, budget=goal)
         exact = coerce(bool, plain.pop("exact", True), f"{where}.exact", problems)
         lineage = coerce(bool, plain.pop("lineage", True), f"{where}.lineage", problems)
         floor = _size(plain.pop("min_bytes", MIN_BYTES), f"{where}.min_bytes", problems)
@@ -174,7 +183,7 @@ class Policy:
     @property
     def off(self) -> bool:
         """Whether it changes nothing at all."""
-        return all(rule.name == "none" for rule in self.rules)
+        return self.budget is None and all(rule.name == "none" for rule in self.rules)
 
     def effective_rules(self) -> tuple[Rule, ...]:
         """The rules as they are tried: lossless ones first."""
@@ -248,16 +257,22 @@ def unmatched(
 
 
 def parse_shorthand(text: str) -> dict[str, Any]:
-    """``"gact:4"`` -> name and main option; ``"gact:bits=2,group=64"`` -> name and options."""
+    """``"gact:4"`` -> name and main option; ``"gact:bits=2,group=64"`` -> name and options.
+
+    ``"budget:60%,margin=0.1"`` is no rule, so it gets no name.
+    """
     name, _, rest = text.partition(":")
     options: dict[str, Any] = {"name": name.strip()}
-    if not rest:
+    if options["name"] == "budget":
+        options, fields = {}, ["budget"]
+    elif not rest:
         return options
-    try:
-        entry = compressors.get(options["name"])
-    except UnknownNameError:
-        return options  # reported where the rule is built
-    fields = [f.name for f in dataclasses.fields(entry.Config)]
+    else:
+        try:
+            entry = compressors.get(options["name"])
+        except UnknownNameError:
+            return options  # reported where the rule is built
+        fields = [f.name for f in dataclasses.fields(entry.Config)]
     for part in rest.split(","):
         key, equals, value = part.partition("=")
         if not equals:

@@ -73,9 +73,15 @@ class Session:
             raise PolicyError(
                 "This model has a session already. Call detach() on it before compress() again."
             )
+        if policy.budget is not None:
+            raise PolicyError(
+                f"The policy {policy.describe()} is a budget for a whole step, and becomes rules "
+                "when it is planned for one: use memtrain.plan(model, batch, loss_fn, optimizer, "
+                "budget=...).policy, or a recipe."
+            )
         self.model = model
         self.policy = policy
-        self.adaptation = Adaptation.of(policy.effective_rules())
+        self.adaptation = Adaptation.of(policy.effective_rules(), policy.replan)
         adaptation = self.adaptation
         self.packer = Packer(
             policy.effective_rules(),

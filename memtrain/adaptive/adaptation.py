@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from ..policy import Rule
     from ..session import Session
 
+#: Finds bits per slot from measured costs; empty when it cannot.
+Replan = Callable[[Sensitivities], dict[SlotKey, int]]
+
 #: Plans that are tried at most to stay below an error.
 _BACK_OFFS = 4
 
@@ -38,7 +41,8 @@ class Calibration:
         predicted_error: Squared relative gradient error that the costs predict for the plan.
         measured_error: The same, measured on the calibration batch with the plan that was kept.
         uniform_error: The same, with one width for all at no more bytes than the plan.
-        kept: ``adaptive`` or, when that measured worse, ``uniform``.
+        kept: ``adaptive`` or, when that measured worse, ``uniform``; ``before`` when a planner's
+            new plan measured worse than the one in force (then ``uniform_error`` is the new one's).
     """
 
     step: int
@@ -64,9 +68,10 @@ class Attempt:
 class Adaptation:
     """The plan of one adaptive compressor: bits per slot, changed only between steps."""
 
-    def __init__(self, codec: Gact) -> None:
+    def __init__(self, codec: Gact, replan: Replan | None = None) -> None:
         self.codec = codec
         self.config = codec.config
+        self.replan = replan
         self.plan: dict[SlotKey, int] = {}
         self.history: list[Calibration] = []
         self.seconds = 0.0
@@ -75,15 +80,20 @@ class Adaptation:
         self._in_place: tuple[Recorder, list[Callable[[], None]]] | None = None
 
     @classmethod
-    def of(cls, rules: Sequence[Rule]) -> Adaptation | None:
-        """The adaptation of a policy, or None when nothing in it adapts."""
+    def of(cls, rules: Sequence[Rule], replan: Replan | None = None) -> Adaptation | None:
+        """The adaptation of a policy, or None when nothing in it adapts.
+
+        Args:
+            rules: Of the policy.
+            replan: Finds the plan from measured costs where the policy has a planner of its own.
+        """
         adaptive = [r.compressor for r in rules if getattr(r.compressor, "adaptive", False)]
         if len(adaptive) > 1:
             raise PolicyError(
                 f"A policy can have one adaptive rule, this has {len(adaptive)}. One budget over "
                 "all of them is what adapts: merge their patterns, or use blockwise for the others."
             )
-        return cls(adaptive[0]) if adaptive else None  # type: ignore[arg-type]
+        return cls(adaptive[0], replan) if adaptive else None  # type: ignore[arg-type]
 
     def bits_of(self, key: SlotKey) -> int:
         """Bits that a slot has now."""
@@ -171,6 +181,8 @@ class Adaptation:
         """Sets the plan: measured jointly, and never worse than one width for all."""
         session, config = run.session, self.config
         scale = energy(exact) or 1.0
+        if self.replan is not None:
+            return self._choose_replanned(run, found, exact, scale)
 
         def joint(plan: dict[SlotKey, int]) -> float:
             self.plan = plan
@@ -217,10 +229,41 @@ class Adaptation:
             best.kind,
         )
 
+    def _choose_replanned(
+        self, run: Passes, found: Sensitivities, exact: dict, scale: float
+    ) -> Calibration:
+        """The planner's plan for the measured costs, unless the one before measures better."""
+        assert self.replan is not None
+        before = self.plan
+        old = squared_error(exact, run.gradients()) / scale
+        self.plan = self.replan(found) or before
+        try:
+            new = squared_error(exact, run.gradients()) / scale
+        except BaseException:
+            self.plan = before
+            raise
+        kept = "adaptive" if new <= old else "before"
+        if kept == "before":
+            self.plan = before
+        self._note_shares(found)
+        return Calibration(
+            run.session.steps,
+            0.0,
+            self.config.estimator,
+            self._predicted(found),
+            min(old, new),
+            max(old, new),
+            kept,
+        )
+
     def _note_shares(self, found: Sensitivities) -> None:
-        errors = {key: cost.get(self.plan[key], 0.0) for key, cost in found.costs.items()}
+        errors = {key: cost.get(self.bits_of(key), 0.0) for key, cost in found.costs.items()}
         total = sum(errors.values())
         self._shares = {key: error / total for key, error in errors.items()} if total else {}
+
+    def _predicted(self, found: Sensitivities) -> float:
+        errors = (cost.get(self.bits_of(key), 0.0) for key, cost in found.costs.items())
+        return sum(errors) / (found.energy or 1.0)
 
     def _timed(self, work: Callable[[], Any]) -> None:
         started = time.perf_counter()
@@ -255,10 +298,13 @@ class Adaptation:
         if not found.costs:
             self._next = session.steps + 1  # a step without a backward pass: try the next
             return
-        chosen = plan_bits(self.config, found, session.report(), self.config.max_grad_error)
-        self.plan = {key: point.bits for key, point in chosen.items()}
+        if self.replan is not None:
+            self.plan = self.replan(found) or self.plan
+        else:
+            chosen = plan_bits(self.config, found, session.report(), self.config.max_grad_error)
+            self.plan = {key: point.bits for key, point in chosen.items()}
         self._note_shares(found)
-        predicted = sum(point.error for point in chosen.values()) / (found.energy or 1.0)
+        predicted = self._predicted(found)
         seconds = time.perf_counter() - started
         self.history.append(Calibration(session.steps, seconds, "replay in place", predicted))
         self.seconds += seconds

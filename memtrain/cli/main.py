@@ -11,12 +11,15 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from .._errors import ConfigError, MemtrainError
+from .._errors import ConfigError, MemtrainError, NoPlanError
 from . import _console, bench, data
 from .compare import compare
 from .copy import copy_recipe
 from .doctor import doctor
 from .list import list_entries
+from .plan import plan
+from .profile import profile
+from .report import report
 from .run import run_recipe
 from .validate import validate
 
@@ -29,7 +32,7 @@ class _Group(TyperGroup):
             return super().invoke(ctx)
         except MemtrainError as error:
             _console.fail(_message(error))
-            code = 1 if _run_failed(error) else 2
+            code = 1 if _run_failed(error) else 3 if isinstance(error, NoPlanError) else 2
         except OSError as error:
             if isinstance(error, BrokenPipeError):
                 raise  # typer ends quietly when the reader of a pipe has gone
@@ -89,7 +92,10 @@ app.command("run")(run_recipe)
 app.command("list")(list_entries)
 app.command("validate")(validate)
 app.command("copy")(copy_recipe)
+app.command("profile")(profile)
+app.command("plan")(plan)
 app.command("compare")(compare)
+app.command("report")(report)
 app.command("doctor")(doctor)
 app.add_typer(bench.app, name="bench")
 app.add_typer(data.app, name="data")

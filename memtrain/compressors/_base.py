@@ -146,6 +146,8 @@ class SavedCompressor(ABC):
     fresh: ClassVar[bool] = False
     #: The session measures and plans for it; it reads ``ctx.plan``. See `memtrain.adaptive`.
     adaptive: ClassVar[bool] = False
+    #: Policies that `memtrain.plan` tries, in shorthand, such as ``("gact:4", "gact:2")``.
+    presets: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, config: Any = None) -> None:
         self.config = config if config is not None else self.Config()
@@ -153,6 +155,10 @@ class SavedCompressor(ABC):
     def adapts(self, ctx: PackContext) -> bool:
         """Whether the plan decides about this slot."""
         return self.adaptive
+
+    def chosen(self, ctx: PackContext) -> SavedCompressor:
+        """The compressor that packs this slot: itself, unless it only decides which one does."""
+        return self
 
     def accepts(self, x: Tensor, ctx: PackContext) -> bool:
         """Whether `pack` can take this tensor; when it cannot, the next rule is asked."""
@@ -186,6 +192,8 @@ class ModuleCompressor(ABC):
     """Changes how whole modules run (recomputation); rules match it by module only."""
 
     Config: ClassVar[type]
+    #: As in `SavedCompressor`.
+    presets: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, config: Any = None) -> None:
         self.config = config if config is not None else self.Config()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -16,15 +16,17 @@ from .._config import option
 from ._base import Layout, PackContext, Packed, SavedCompressor
 from ._slots import LOSS_HEAD, LOSS_HEAD_BITS
 
+Width = Literal[1, 2, 3, 4, 6, 8]
+
 #: Widths the kernels pack, in bits.
-WIDTHS = (1, 2, 3, 4, 6, 8)
+WIDTHS: tuple[Width, ...] = (1, 2, 3, 4, 6, 8)
 
 
 @dataclass(frozen=True)
 class BlockwiseConfig:
     """Options of ``blockwise``."""
 
-    bits: Literal[1, 2, 3, 4, 6, 8] = option(4, "Bits per element.")
+    bits: Width = option(4, "Bits per element.")
     group: Literal[64, 128, 256] = option(
         128, "Elements that share a scale and a minimum, which take 32 bits together."
     )
@@ -47,6 +49,7 @@ class Blockwise(SavedCompressor):
     Config = BlockwiseConfig
     unbiased = True
     fresh = True
+    presets: ClassVar[tuple[str, ...]] = ("blockwise:8",)
 
     def accepts(self, x: Tensor, ctx: PackContext) -> bool:
         """Floats of at most 32 bits."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 
@@ -96,6 +96,7 @@ class Gact(Blockwise):
 
     Config = GactConfig
     adaptive = True
+    presets: ClassVar[tuple[str, ...]] = ("gact:4", "gact:2")
 
     @property
     def stochastic(self) -> bool:

@@ -36,6 +36,7 @@ class Offload(SavedCompressor):
     """
 
     Config = OffloadConfig
+    presets = ("offload",)
     lossless = True
     unbiased = True
 

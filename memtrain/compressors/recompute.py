@@ -34,6 +34,7 @@ class Recompute(ModuleCompressor):
     """
 
     Config = RecomputeConfig
+    presets = ("recompute",)
 
     def targets(self, model: nn.Module) -> list[str]:
         """The repeated blocks of the model."""

@@ -77,6 +77,13 @@ class Family(ABC):
         """A small training batch, on which adaptive compressors measure what errors cost."""
         return next(iter(self.batches("train", 0)))
 
+    def batch_option(self) -> str | None:
+        """The key below ``family`` that says how many samples a batch has; None: it is fixed.
+
+        `memtrain plan --batch auto` changes it to find the largest batch that fits.
+        """
+        return None
+
     def describe(self) -> dict[str, Any]:
         """Plain facts of model and data for ``env.json`` and tables."""
         return {}

@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from .._errors import MemtrainError
 from ..profiling.holders import tensors_of
+from .fakes import CpuFakes
 
 T = TypeVar("T", bound=Sequence[Any])
 
@@ -36,8 +37,8 @@ def fake_tensors() -> FakeTensorMode:
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
-def fake_copy(objects: T) -> tuple[T, FakeTensorMode]:
-    """Deep copies whose tensors are fake, and the mode they belong to.
+def fake_copy(objects: T) -> tuple[T, contextlib.AbstractContextManager]:
+    """Deep copies whose tensors are fake, and the context in which they run.
 
     What the objects share stays shared: tied weights, the optimizer's parameters. Tensors on the
     meta device become fake ones on the CPU; fake tensors keep their mode.
@@ -52,7 +53,7 @@ def fake_copy(objects: T) -> tuple[T, FakeTensorMode]:
     for tensor in tensors:
         if tensor.is_leaf and tensor.grad is not None:
             memo[id(tensor)].grad = memo.get(id(tensor.grad))
-    return copy.deepcopy(objects, memo), mode
+    return copy.deepcopy(objects, memo), CpuFakes(mode)
 
 
 def real_copy(objects: T) -> tuple[T, contextlib.AbstractContextManager]:

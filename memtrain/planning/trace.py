@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -104,7 +105,7 @@ def _run(
     started = time.perf_counter()
     watcher = watcher or Watcher()
     copied, mode = step.copied(real_copy if real else fake_copy)
-    with mode:
+    with torch.random.fork_rng(devices=[]), mode:
         session = Session(copied.model, policy, seed=seed)
         if state is not None:
             session.load_state_dict(state)

@@ -37,7 +37,7 @@ class Site(NamedTuple):
     Args:
         module: Dotted name of the innermost module, "" for the model itself and the loss.
         function: The torch function, "" when an operator ran outside of any.
-        line: Innermost line that is neither torch's nor ours, as ``/path/model.py:31 in forward``.
+        line: Innermost line that is neither torch's nor ours, as ``model.py:31 in forward``.
     """
 
     module: str = ""
@@ -153,10 +153,20 @@ class Context(TorchFunctionMode):
             if not ours and not name.startswith((_TORCH, "<")):
                 key = (frame.f_code, frame.f_lineno)
                 if key not in self._lines:
-                    self._lines[key] = f"{name}:{frame.f_lineno} in {frame.f_code.co_name}"
+                    place = f"{_without_folders(name)}:{frame.f_lineno}"
+                    self._lines[key] = f"{place} in {frame.f_code.co_name}"
                 return self._lines[key]
             frame = frame.f_back
         return ""
+
+
+def _without_folders(path: str) -> str:
+    """As it is imported, or from the working directory: a profile may be sent around."""
+    _, packaged, inside = path.rpartition(f"site-packages{os.sep}")
+    if packaged:
+        return inside
+    here = os.getcwd() + os.sep
+    return path.removeprefix(here) if path.startswith(here) else os.path.basename(path)
 
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep

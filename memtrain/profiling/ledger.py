@@ -58,7 +58,8 @@ class Moment(NamedTuple):
 
     Args:
         op: Its name; `BASELINE` for the moment before the first.
-        phase: ``"forward"``, ``"backward"`` or ``"optimizer"``; ``"forward"`` without a context.
+        phase: ``"forward"``, ``"backward"`` or ``"optimizer"``; ``"forward"`` without a context,
+            "" before the first operator.
         site: Module, function and user's line; empty without a context.
     """
 
@@ -131,7 +132,7 @@ class Ledger(TorchDispatchMode):
         self._context = context
         self._on_phase = on_phase
         #: Every operator, by its time; number 0 is the moment before the first.
-        self.moments: list[Moment] = [Moment(BASELINE)]
+        self.moments: list[Moment] = [Moment(BASELINE, "")]
         # Storage identity -> (weak reference, serial number, bytes). The two logs only ever grow by
         # `append`, so that finalizers may run on any thread and in the middle of anything.
         self._live: dict[int, tuple[weakref.ref, int, int]] = {}

@@ -11,6 +11,7 @@ import numpy as np
 
 from .._errors import MemtrainError
 from .._units import format_bytes, parse_bytes
+from .context import FORWARD
 from .device import DeviceEstimate, estimate_cuda
 from .ledger import CLASSES, Ledger, Record
 
@@ -198,7 +199,7 @@ def profile_of(
         peak_bytes=ledger.peak_bytes,
         base_bytes=ledger.base_bytes,
         saved_bytes=int(total.max(initial=0)),
-        peak_phase=moment.phase,
+        peak_phase=moment.phase or FORWARD,
         peak_op=moment.op,
         peak_site=moment.site,
         peak=tuple(peak),
@@ -264,7 +265,7 @@ def _timeline(ledger: Ledger, records: Sequence[Record], events: np.ndarray) -> 
     kinds = np.array([kind_of[serial] for serial in events[:, 0]])
     return Timeline(
         [int(events[p, 2]) for p in points],
-        [ledger.moments[int(events[p, 2])].phase for p in points],
+        [ledger.moments[int(events[p, 2])].phase or FORWARD for p in points],
         {
             kind: np.cumsum(np.where(kinds == index, events[:, 1], 0))[points].tolist()
             for index, kind in enumerate(CLASSES)

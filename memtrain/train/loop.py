@@ -20,12 +20,14 @@ from ..session import compress
 from . import checkpoint, rundir
 from .batches import calibration, step_batches, steps_per_epoch
 from .device import build_accelerator, cpu_threads
-from .errors import diverged
 from .evaluate import evaluate, test
 from .interrupt import Interrupt
 from .loggers import MetricsLog
 from .measure import SavedMemory, StepProbe, saved_memory
+from .nonfinite import Before
+from .nonfinite.run import check_gradients_finite, loss_error
 from .optim import build_optimizer, build_schedule
+from .plan import describe_plan, run_policy, write_plan
 from .preflight import check_gradients_arrive, check_loss
 from .seed import seed_everything
 from .state import Position, Saved, collect, open_saved, restore
@@ -78,7 +80,8 @@ def train(
     with cpu_threads(recipe.run.threads):
         family = build_family(recipe)  # before the directory: data that cannot be had leaves none
         with Interrupt() as interrupt, contextlib.ExitStack() as stack:
-            run = Run(recipe, policy, family, emit, interrupt, stack)
+            folder = saved.dir if saved is not None else None
+            run = Run(recipe, policy, family, emit, interrupt, stack, folder)
             run.start(saved)
             return run.train()
 
@@ -98,8 +101,12 @@ class Run:
         emit: Progress,
         interrupt: Interrupt,
         stack: contextlib.ExitStack,
+        folder: Path | None = None,
     ) -> None:
-        self.recipe, self.policy, self.family = recipe, policy, family
+        #: What a budget became; None where the policy has none.
+        self.plan = run_policy(recipe, policy, family, folder)
+        self.policy = self.plan.policy if self.plan else policy
+        self.recipe, self.family = recipe, family
         self.emit, self.interrupt, self.stack = emit, interrupt, stack
         self.at = Position()
         self.dir = Path(recipe.run.dir)
@@ -115,10 +122,12 @@ class Run:
         self.schedule = build_schedule(config.schedule, raw, self.total)
         self.optimizer = self.accelerator.prepare_optimizer(raw)
         inner = self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=True)
-        self.session = compress(inner, policy, seed=recipe.run.seed)
+        self.session = compress(inner, self.policy, seed=recipe.run.seed)
         stack.callback(self.session.detach)
         self.saved: SavedMemory | None = None
         self.step_seconds: list[float] = []
+        #: The moments before the forwards of this step, to repeat one that fails.
+        self.befores: list[Before] = []
         self._consistent = True
 
     def start(self, saved: Saved | None) -> None:
@@ -130,6 +139,9 @@ class Run:
         rundir.write_text(self.dir / "recipe.resolved.yaml", self.recipe.to_yaml())
         self.environment = rundir.environment(self.device, self.family.describe())
         rundir.write_json(self.dir / "env.json", self.environment)
+        if self.plan is not None:
+            write_plan(self.dir, self.plan)
+            self.emit("notice", text=describe_plan(self.plan))
         at, run = self.at, self.recipe.run
         self.log = MetricsLog(self.dir, at.step, at.evaluated_step, run.tensorboard)
         self.stack.callback(self.log.close)
@@ -186,7 +198,7 @@ class Run:
         at, started = self.at, time.perf_counter()
         with self.probe.around(at.step, self.model, self.optimizer, self.session):
             batch, loss = self._gradients(batches, size)
-            values = {"loss": loss, "lr": self.schedule.get_last_lr()[0], **self._update()}
+            values = {"loss": loss, "lr": self.schedule.get_last_lr()[0], **self._update(batch)}
         measured = self.probe.measures(at.step)
         if self.probe.counts_tensors(at.step):
             kept = self.probe.kept_bytes
@@ -205,15 +217,18 @@ class Run:
     def _gradients(self, batches: Iterator[Any], size: int) -> tuple[Any, float]:
         """Forward and backward of one step; the last batch and the mean loss."""
         first, total, batch = self.at.step == self.first_step, 0.0, None
+        self.befores.clear()
         for _ in range(size):
             batch = send_to_device(next(batches), self.device)
+            self.befores.append(Before.now(self.device, self.session))
             with self.probe.forward():
                 loss = self.loss(batch)
             if first:
                 check_loss(loss, self.model)
             value = loss.item()
             if not math.isfinite(value):
-                raise diverged(value, self.at.step + 1, self.dir)
+                del loss  # to find where it began, its graph's memory is needed once more
+                raise loss_error(self, value, batch)
             total += value
             self.accelerator.backward(loss if size == 1 else loss / size)
         if first:
@@ -226,11 +241,12 @@ class Run:
         with self.session, self.accelerator.autocast():
             return self.family.loss(self.model, batch)
 
-    def _update(self) -> dict[str, float]:
+    def _update(self, batch: Any) -> dict[str, float]:
         values, clip = {}, self.recipe.train.clip_norm
         if clip is not None:
             norm = self.accelerator.clip_grad_norm_(self.model.parameters(), clip)
             values["grad_norm"] = float(norm if norm is not None else math.nan)
+            check_gradients_finite(self, values["grad_norm"], batch)
         self.optimizer.step()
         self.optimizer.zero_grad()
         if not self.accelerator.optimizer_step_was_skipped:  # fp16: the scale was too large

@@ -36,6 +36,10 @@ class TestOffload(SavedCompressorContract):
         """A traced step has no bytes to write."""
 
 
+class TestPlanned(SavedCompressorContract):
+    name = "planned"
+
+
 class TestBitmaskRelu(SavedCompressorContract):
     name = "bitmask"
     function = "relu"

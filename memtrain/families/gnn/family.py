@@ -216,6 +216,10 @@ class Gnn(Family):
             y=self.data.y[chosen[:judged]],
         )
 
+    def batch_option(self) -> str | None:
+        """Labelled nodes a step, where neighbourhoods are sampled."""
+        return "sampling.batch_size" if self.config.sampling else None
+
     def describe(self) -> dict[str, Any]:
         """Sizes of model and graph, and how the split came about."""
         data = self.data

@@ -1,0 +1,132 @@
+"""Plans for recipes: policies under a budget, the largest batch, and a run's own budget."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from .._errors import MemtrainError
+from .._units import format_bytes
+from ..compressors.planned import Planned
+from ..families import Family
+from ..planning import Largest, Machine, Plan, Resolved, Step, resolve
+from ..planning.batch import search
+from ..planning.budget import summary
+from ..planning.plan import plan_step
+from ..policy import Policy
+from ..profiling import usable_bytes
+from ..recipe import Recipe
+from ..recipe.build import build_data, build_family
+from .predict import recipe_step
+from .rundir import read_json, write_json
+
+#: In a run directory: the machine's rates and the rules that a budget became.
+PLAN_FILE = "plan.json"
+
+
+def plan_recipe(recipe: Recipe, goal: Policy, policies: Iterable[Any] | None = None) -> Plan:
+    """Compares policies for a recipe's step; its own policy is not used.
+
+    Args:
+        recipe: What to train.
+        goal: A policy with a budget.
+        policies: To compare; None takes all presets and the planner's own choice.
+
+    Raises:
+        MemtrainError: The recipe cannot be built or traced.
+    """
+    return plan_step(recipe_step(recipe), goal, policies)
+
+
+def largest_batches(
+    recipe: Recipe, limit: str | int, margin: float, policies: Iterable[Any]
+) -> list[Largest]:
+    """The largest batch that fits, under each policy.
+
+    Args:
+        recipe: Of a family whose batches have a size.
+        limit: Bytes for the peak of a step.
+        margin: Share of it to leave free.
+        policies: The first is what the others are compared with.
+
+    Raises:
+        MemtrainError: The family's batches have no size.
+    """
+    data = build_data(recipe)
+    family = build_family(recipe, data)
+    key = family.batch_option()
+    if key is None:
+        raise MemtrainError(
+            f"--batch auto: the batches of this {recipe.family.name} recipe have a fixed size. "
+            "It needs a family with a batch size, such as neighbour sampling: "
+            "family.sampling={batch_size: 512}"
+        )
+    options: Any = recipe.to_dict()["family"]
+    for part in key.split("."):
+        options = options[part] if isinstance(options, Mapping) else getattr(options, part)
+    bytes_ = usable_bytes(limit, margin)
+
+    def sized(size: int) -> Step:
+        changed = recipe.override(f"family.{key}={size}")
+        return recipe_step(changed, build_family(changed, data))
+
+    return [search(sized, Policy.from_config(policy), bytes_, int(options)) for policy in policies]
+
+
+def run_policy(
+    recipe: Recipe, policy: Policy, family: Family, folder: Path | None
+) -> Resolved | None:
+    """The rules that a run's budget becomes; None when its policy has none.
+
+    Args:
+        recipe: The run's.
+        policy: Its policy.
+        family: Its family.
+        folder: A run directory to continue: its rates make the same plan again.
+
+    Raises:
+        NoPlanError: Nothing fits.
+    """
+    if policy.budget is None:
+        return None
+    machine = None
+    if folder is not None:
+        machine = Machine.from_dict(read_json(folder / PLAN_FILE)["machine"])
+    return resolve(recipe_step(recipe, family), policy, machine=machine)
+
+
+def write_plan(folder: Path, plan: Resolved) -> None:
+    """What a continued run needs to make the same plan, and what a reader wants to know."""
+    rules = [
+        {"name": rule.name, **asdict(rule.compressor.planned)}
+        if isinstance(rule.compressor, Planned)
+        else {"name": rule.name, "module": rule.options.module}
+        for rule in plan.policy.rules
+    ]
+    write_json(
+        folder / PLAN_FILE,
+        {
+            "limit_bytes": plan.limit_bytes,
+            "predicted_peak_bytes": plan.profile.peak_bytes,
+            "time_factor": plan.time_factor,
+            "error": plan.error,
+            "error_source": plan.errors,
+            "machine": plan.machine.to_dict(),
+            "rules": rules,
+        },
+    )
+
+
+def describe_plan(plan: Resolved) -> str:
+    """One line about what the planner chose."""
+    actions = ", ".join(f"{count} {name}" for name, count in summary(plan.policy).items())
+    blocks = next((r.options.module for r in plan.policy.rules if r.name == "recompute"), None)
+    parts = [f"tensors: {actions}"] if actions else ["plain training fits"]
+    if blocks:
+        parts.append(f"recomputed blocks: {blocks.count('|') + 1}")
+    return (
+        f"Planned for {format_bytes(plan.limit_bytes)}: {'; '.join(parts)}; predicted peak "
+        f"{format_bytes(plan.profile.peak_bytes)}"
+    )
