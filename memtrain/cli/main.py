@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from .._errors import ConfigError, MemtrainError, NoPlanError
-from . import _console, bench, data
+from . import _console, bench, bench_library, data
 from .compare import compare
 from .copy import copy_recipe
 from .doctor import doctor
@@ -97,6 +97,8 @@ app.command("plan")(plan)
 app.command("compare")(compare)
 app.command("report")(report)
 app.command("doctor")(doctor)
+bench.app.command("policies")(bench_library.policies)
+bench.app.command("batch")(bench_library.batch)
 app.add_typer(bench.app, name="bench")
 app.add_typer(data.app, name="data")
 

@@ -100,6 +100,8 @@ def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         if peak is None
         else ("peak of one step", f"{format_bytes(peak)} of live tensors")
     )
+    if summary.get("predicted_peak_bytes") is not None:
+        rows.append(("predicted", format_bytes(summary["predicted_peak_bytes"])))
     if summary.get("device_peak_bytes") is not None:
         rows.append(("peak of the device", format_bytes(summary["device_peak_bytes"])))
     if summary.get("rss_growth_bytes") is not None:

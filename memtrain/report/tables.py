@@ -62,6 +62,35 @@ def gradients_table(rows: Sequence[Row]) -> Table:
     )
 
 
+def policies_table(rows: Sequence[Row]) -> Table:
+    """The rows of `memtrain.studies.bench_policies`."""
+    return _table(
+        rows,
+        [
+            Column("policy", lambda r: r["policy"], right=False),
+            *_MEMORY[:3],
+            Column("process grew", _bytes("rss_growth_bytes")),
+            Column("x first", lambda r: _times(r.get("rss_ratio"))),
+            Column("saved", _bytes("saved_bytes_after")),
+            *_TIME,
+            Column("gradient error", _error),
+        ],
+    )
+
+
+def batches_table(rows: Sequence[Row]) -> Table:
+    """The rows of `memtrain.studies.bench_batch`."""
+    return _table(
+        rows,
+        [
+            Column("policy", lambda r: r["policy"], right=False),
+            Column("largest batch", lambda r: str(r["batch"])),
+            Column("x first", lambda r: _times(r.get("batch_ratio"))),
+            Column("predicted peak", _bytes("predicted_peak_bytes")),
+        ],
+    )
+
+
 def plain_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """The rows for ``--json``: numbers that JSON does not have become null."""
     return [{key: _finite(value) for key, value in row.items()} for row in rows]
@@ -124,6 +153,7 @@ _SAVED = (
 _MEMORY = (
     Column("step peak", _bytes("peak_bytes")),
     Column("x first", lambda r: _times(r.get("peak_ratio"))),
+    Column("predicted", _bytes("predicted_peak_bytes")),
     Column("device peak", _bytes("device_peak_bytes")),
     Column("x first", lambda r: _times(r.get("device_ratio"))),
     Column("process grew", _bytes("rss_growth_bytes")),

@@ -126,6 +126,7 @@ def _row(runs: Sequence[tuple[Path, Mapping[str, Any]]]) -> Row:
         "test_std": spread(test),
         "val_mean": mean(val),
         "peak_bytes": median(column("peak_bytes")),
+        "predicted_peak_bytes": median(column("predicted_peak_bytes")),
         "base_bytes": median(column("base_bytes")),
         "rss_growth_bytes": median(column("rss_growth_bytes")),
         "device_peak_bytes": median(column("device_peak_bytes")),

@@ -24,6 +24,7 @@ from .evaluate import evaluate, test
 from .interrupt import Interrupt
 from .loggers import MetricsLog
 from .measure import SavedMemory, StepProbe, saved_memory
+from .memory_error import allocator_facts, is_out_of_memory, out_of_memory, release
 from .nonfinite import Before
 from .nonfinite.run import check_gradients_finite, loss_error
 from .optim import build_optimizer, build_schedule
@@ -129,6 +130,7 @@ class Run:
         #: The moments before the forwards of this step, to repeat one that fails.
         self.befores: list[Before] = []
         self._consistent = True
+        self._updating = False
 
     def start(self, saved: Saved | None) -> None:
         """Opens the run directory, that of ``saved`` when there is one to continue."""
@@ -178,8 +180,27 @@ class Run:
                 self._save()
                 self.emit("notice", text=f"Interrupted; continue with --resume {self.dir}")
             raise
-        self.emit("end", summary=summary)
-        return RunResult(self.dir, summary)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            failure, facts = error, allocator_facts(self.device)
+        else:
+            self.emit("end", summary=summary)
+            return RunResult(self.dir, summary)
+        release(failure)  # only here nothing refers to the tensors of the failed step any more
+        raise out_of_memory(self, failure, facts, self._rescue())
+
+    def _rescue(self) -> str:
+        """Saves the state before a step that failed; says what there is to continue from."""
+        self.optimizer.zero_grad()
+        if not self._updating:
+            if not self._consistent and self.befores:
+                self.befores[0].restore(self.device, self.session)
+            self._save()
+        last = self.dir / rundir.CHECKPOINTS / rundir.LAST
+        if not last.is_dir():
+            return "No checkpoint could be kept: it failed while the weights were changing."
+        return f"Continue with --resume {self.dir} and such a change."
 
     def _step(self, epoch: int, batches: Iterator[Any], size: int) -> None:
         at = self.at
@@ -247,7 +268,9 @@ class Run:
             norm = self.accelerator.clip_grad_norm_(self.model.parameters(), clip)
             values["grad_norm"] = float(norm if norm is not None else math.nan)
             check_gradients_finite(self, values["grad_norm"], batch)
+        self._updating = True
         self.optimizer.step()
+        self._updating = False
         self.optimizer.zero_grad()
         if not self.accelerator.optimizer_step_was_skipped:  # fp16: the scale was too large
             self.schedule.step()

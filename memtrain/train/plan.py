@@ -92,7 +92,7 @@ def run_policy(
     if policy.budget is None:
         return None
     machine = None
-    if folder is not None:
+    if folder is not None and (folder / PLAN_FILE).exists():
         machine = Machine.from_dict(read_json(folder / PLAN_FILE)["machine"])
     return resolve(recipe_step(recipe, family), policy, machine=machine)
 

@@ -111,8 +111,11 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 
 def check_same(old: Mapping[str, Any], new: Mapping[str, Any], folder: Path) -> None:
-    """Raises CheckpointError when ``new`` is not the recipe that ``folder`` was written with."""
-    lines = differences(old, new)
+    """Raises CheckpointError when ``new`` is not the recipe that ``folder`` was written with.
+
+    The policy may be another: what it saves memory with is not what is trained.
+    """
+    lines = [line for line in differences(old, new) if not line.startswith("policy")]
     if lines:
         raise CheckpointError(
             f"The checkpoint {folder} was written by another recipe. Different keys "

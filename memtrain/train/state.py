@@ -96,7 +96,7 @@ def restore(run: Run, saved: Saved) -> None:
         run.schedule.load_state_dict(state["schedule"])
         if run.accelerator.scaler is not None and state["scaler"]:
             run.accelerator.scaler.load_state_dict(state["scaler"])
-        run.session.load_state_dict(state["session"])
+        _restore_session(run, state)
         restore_generators(state["generators"])
     except CheckpointError:
         raise
@@ -106,3 +106,15 @@ def restore(run: Run, saved: Saved) -> None:
             f"The checkpoint in {saved.dir} does not fit this model: {reason}. It may be from "
             "another version of memtrain or of the family; start a new run without --resume."
         ) from error
+
+
+def _restore_session(run: Run, state: dict[str, Any]) -> None:
+    session = state["session"]
+    if session["plain"]["policy"] == run.policy.describe():
+        run.session.load_state_dict(session)
+        return
+    run.session.packer.step = int(session["plain"]["steps"])
+    run.emit(
+        "notice",
+        text=f"The policy changes from {session['plain']['policy']} to {run.policy.describe()}.",
+    )

@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 
-from ..._calls import follow_modules, function_name
+from ..._calls import function_name
 from ..._identity import components, storage_id
 from .counting import Count, count_bad, floats_in, largest, named_items, tensors_in, unseen
 from .found import NonFinite
@@ -89,17 +90,13 @@ class ForwardWatch(TorchFunctionMode):
             self._source("buffer", name, buffer, _BUFFER)
 
     def __enter__(self) -> ForwardWatch:
-        def enter(*_: Any) -> None:
-            self._running.append("")
-
-        def leave(*_: Any) -> None:
-            self._running.pop()
-
-        model = self._model
-        before = model.register_forward_pre_hook(enter, prepend=True)
-        inside = follow_modules(model, self._running)
-        after = model.register_forward_hook(leave, always_call=True)
-        self._undo = [before.remove, inside, after.remove]
+        for name, module in self._model.named_modules():
+            self._undo += [
+                module.register_forward_pre_hook(self._entering(name)).remove,
+                module.register_forward_hook(
+                    self._leaving, with_kwargs=True, always_call=True
+                ).remove,
+            ]
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
@@ -125,6 +122,27 @@ class ForwardWatch(TorchFunctionMode):
                 "the bad one, not this batch",
             )
         return origin.found
+
+    # ------------------------------------------------------------------ modules
+
+    def _entering(self, name: str) -> Callable[..., None]:
+        def enter(*_: Any) -> None:
+            self._running.append(name)
+
+        return enter
+
+    def _leaving(self, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
+        """Looks at what a torch.autograd.Function made, whose insides may be out of sight."""
+        with unseen():
+            for x in floats_in(output):
+                count = count_bad(x)
+                if count is not None and self._known(x) is None:
+                    name = _custom_name(x.grad_fn) or type(module).__name__
+                    self._label(x, self._trace(self._begin(name, args, kwargs), x, count, set()))
+            for x in tensors_in(output):
+                self._claim(x.grad_fn, type(module).__name__)
+        if self._running:
+            self._running.pop()
 
     # ------------------------------------------------------------------ labels of storages
 
@@ -222,8 +240,11 @@ class ForwardWatch(TorchFunctionMode):
         """The origin of an input that is bad though nothing was seen to make it so."""
         origins, count = self._known(x), count_bad(x)
         if origins is None and count is not None:
-            found = NonFinite.of("input", name, self._module(), x, count, remark=_APPEARED)
-            origins = _Origins.one(self._number(found), count)
+            origin = self._earliest if x.grad_fn is not None else None  # of what it was made from
+            if origin is None:
+                found = NonFinite.of("input", name, self._module(), x, count, remark=_APPEARED)
+                origin = self._number(found)
+            origins = _Origins.one(origin, count)
             self._label(x, origins)
         return origins
 
@@ -256,13 +277,19 @@ class ForwardWatch(TorchFunctionMode):
         while waiting:
             node = waiting.pop()
             if node is not None and node not in self.nodes and not hasattr(node, "variable"):
-                self.nodes[node] = self._module(), name
+                self.nodes[node] = self._module(), _custom_name(node) or name
                 waiting += [target for target, _ in node.next_functions]
 
 
+def _custom_name(node: Any) -> str:
+    """The name of a torch.autograd.Function, whose call is no torch function; "" of other nodes."""
+    own = issubclass(type(node), BackwardCFunction)
+    return node.name().removesuffix("Backward") if own else ""
+
+
 _APPEARED = (
-    "no torch function of this forward made it: it comes from the batch, a constant or compiled "
-    "code"
+    "no torch function of this forward made it: it comes from the batch, a constant or code that "
+    "is not PyTorch's"
 )
 
 
