@@ -94,9 +94,15 @@ def in_a_new_process(words, work):
     return done.returncode, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(
-    ("page", "text"), [(page.name, text) for page, _, text in blocks("python")]
-)
+def scripts():
+    """(page, text) of every Python block; one marked ``continue`` follows the block before it."""
+    before = ""
+    for page, info, text in blocks("python"):
+        before = before + text if "continue" in info else text
+        yield page.name, before
+
+
+@pytest.mark.parametrize(("page", "text"), list(scripts()))
 def test_python_blocks(page, text, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     exec(compile(text, page, "exec"), {"__name__": page})
@@ -104,11 +110,11 @@ def test_python_blocks(page, text, tmp_path, monkeypatch):
 
 def test_doctests_of_public_functions():
     import doctest
+    import importlib
 
-    import memtrain.profiling.ledger
-    import memtrain.session
-
-    for module in (memtrain.session, memtrain.profiling.ledger):
+    names = ("session", "profiling.ledger", "planning.copies", "planning.profile", "planning.plan")
+    for name in names:
+        module = importlib.import_module(f"memtrain.{name}")
         result = doctest.testmod(module)
         assert result.attempted
         assert not result.failed

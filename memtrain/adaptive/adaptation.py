@@ -76,6 +76,8 @@ class Adaptation:
         self.history: list[Calibration] = []
         self.seconds = 0.0
         self._next = 1
+        #: Squared relative gradient error of each slot at each width, from the last measurement.
+        self.costs: dict[SlotKey, dict[int, float]] = {}
         self._shares: dict[SlotKey, float] = {}
         self._in_place: tuple[Recorder, list[Callable[[], None]]] | None = None
 
@@ -257,6 +259,7 @@ class Adaptation:
         )
 
     def _note_shares(self, found: Sensitivities) -> None:
+        self.costs = found.relative()
         errors = {key: cost.get(self.bits_of(key), 0.0) for key, cost in found.costs.items()}
         total = sum(errors.values())
         self._shares = {key: error / total for key, error in errors.items()} if total else {}
@@ -315,6 +318,7 @@ class Adaptation:
         """Plain values."""
         return {
             "plan": {str(key): bits for key, bits in self.plan.items()},
+            "costs": {str(k): {str(b): e for b, e in c.items()} for k, c in self.costs.items()},
             "shares": {str(key): share for key, share in self._shares.items()},
             "history": [asdict(c) for c in self.history],
             # A measurement that was under way starts again.
@@ -325,10 +329,19 @@ class Adaptation:
     def load(self, state: Mapping[str, Any]) -> None:
         """Inverse of `state`."""
         self.plan = {SlotKey.parse(key): int(bits) for key, bits in state["plan"].items()}
+        self.costs = costs_of(state)
         self._shares = {SlotKey.parse(key): float(s) for key, s in state["shares"].items()}
         self.history = [Calibration(**c) for c in state["history"]]
         self._next = int(state["next"])
         self.seconds = float(state["seconds"])
+
+
+def costs_of(state: Mapping[str, Any]) -> dict[SlotKey, dict[int, float]]:
+    """`Adaptation.costs` of a state as it comes back from JSON."""
+    return {
+        SlotKey.parse(key): {int(bits): float(error) for bits, error in cost.items()}
+        for key, cost in state["costs"].items()
+    }
 
 
 def _inflation(found: Sensitivities, first: Attempt) -> float:

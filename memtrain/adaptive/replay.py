@@ -39,6 +39,14 @@ class Sensitivities:
     energy: float
     passed_on: Costs = field(default_factory=dict)
 
+    def relative(self) -> Costs:
+        """Costs as shares of the gradient's energy."""
+        energy = self.energy or 1.0
+        return {
+            key: {bits: error / energy for bits, error in cost.items()}
+            for key, cost in self.costs.items()
+        }
+
     def inflated(self, factor: float) -> Sensitivities:
         """The same with the estimated part multiplied."""
         costs = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -36,6 +37,10 @@ def plan(
         str | None,
         typer.Option(metavar="auto", help="Find the largest batch that fits under each policy."),
     ] = None,
+    calibration: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", help="Take gradient errors from a run that measured them."),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Compare policies for one step, without running it; exit code 3 when none fits."""
@@ -46,17 +51,19 @@ def plan(
     if batch is not None:
         _largest(loaded, budget, margin, policies, batch, json)
     else:
-        _compare(loaded, goal, policies, json)
+        _compare(loaded, goal, policies, calibration, json)
 
 
-def _compare(recipe: Recipe, goal: Policy, policies: str | None, json: bool) -> None:
+def _compare(
+    recipe: Recipe, goal: Policy, policies: str | None, calibration: Path | None, json: bool
+) -> None:
     from ..report.plans import plan_table
     from ..train.device import cpu_threads
     from ..train.plan import plan_recipe
 
     chosen = policies_of(recipe, policies) if policies else None
     with cpu_threads(recipe.run.threads):
-        found = plan_recipe(recipe, goal, chosen)
+        found = plan_recipe(recipe, goal, chosen, calibration)
     if json:
         _console.print_json({"plan": found.to_dict()})
     else:
@@ -102,6 +109,7 @@ def _largest(
                     {
                         "policy": row.policy.describe(),
                         "batch": row.batch,
+                        "saturated": row.saturated,
                         "peak_bytes": row.profile.peak_bytes if row.profile else None,
                     }
                     for row in rows

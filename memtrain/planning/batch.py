@@ -30,12 +30,14 @@ class Largest:
         batch: Samples; 0 when not even one fits.
         profile: Of that batch; None when nothing fits.
         traces: How many sizes were tried.
+        saturated: Larger sizes take no more: the batch is all the data there is.
     """
 
     policy: Policy
     batch: int
     profile: Profile | None
     traces: int
+    saturated: bool = False
 
 
 def largest_batch(
@@ -104,6 +106,8 @@ def search(
         profile, peak = _peak(sized(size), policy)
         known[size] = peak
         if profile is not None and peak <= limit_bytes:
+            if high is None and known.get(low) == peak:
+                return Largest(policy, low, found[low], len(known), saturated=True)
             low = max(low, size)
             found[size] = profile
         else:

@@ -174,12 +174,7 @@ class Search:
 
     def _replanner(self, blocks: Sequence[str]) -> Callable[[Sensitivities], dict[SlotKey, int]]:
         def replan(found: Sensitivities) -> dict[SlotKey, int]:
-            energy = found.energy or 1.0
-            measured = {
-                slot: {bits: error / energy for bits, error in costs.items()}
-                for slot, costs in found.costs.items()
-            }
-            problem = self.problem.with_errors(ErrorModel(measured))
+            problem = self.problem.with_errors(ErrorModel(found.relative()))
             better = replace(self, problem=problem).run(blocks, "measured")
             if better is None:
                 return {}

@@ -161,11 +161,10 @@ def plan(
 
     Example:
         >>> import torch, memtrain
-        >>> model = torch.nn.Sequential(
-        ...     torch.nn.Linear(256, 256), torch.nn.BatchNorm1d(256), torch.nn.ReLU()
-        ... )
+        >>> layers = [torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU())] * 8
+        >>> model = torch.nn.Sequential(*layers)
         >>> loss = lambda model, x: model(x).square().mean()
-        >>> found = memtrain.plan(model, torch.randn(4096, 256), loss, budget="80%")
+        >>> found = memtrain.plan(model, torch.randn(4096, 64), loss, budget="60%")
         >>> found.best.fits
         True
 

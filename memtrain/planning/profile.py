@@ -49,7 +49,7 @@ def profile(
         >>> optimizer = torch.optim.AdamW(model.parameters())
         >>> loss = lambda model, x: model(x).square().mean()
         >>> profile = memtrain.profile(model, torch.randn(512, 64), loss, optimizer)
-        >>> profile.fits("2MiB")
+        >>> profile.fits("3MiB")
         True
 
     Raises:

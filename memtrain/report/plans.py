@@ -43,7 +43,7 @@ def batch_table(rows: Sequence[Largest]) -> Table:
         first = rows[0].batch
         table.add_row(
             escape(row.policy.describe()),
-            str(row.batch),
+            f"{row.batch} (all there is)" if row.saturated else str(row.batch),
             f"{row.batch / first:.1f}x" if first else "-",
             format_bytes(row.profile.peak_bytes) if row.profile else "-",
         )

@@ -9,35 +9,64 @@ from typing import Any
 
 from .._errors import MemtrainError
 from .._units import format_bytes
+from ..adaptive import costs_of
 from ..compressors.planned import Planned
 from ..families import Family
 from ..planning import Largest, Machine, Plan, Resolved, Step, resolve
 from ..planning.batch import search
 from ..planning.budget import summary
+from ..planning.errors import ErrorModel
 from ..planning.plan import plan_step
 from ..policy import Policy
 from ..profiling import usable_bytes
 from ..recipe import Recipe
 from ..recipe.build import build_data, build_family
+from . import checkpoint
 from .predict import recipe_step
-from .rundir import read_json, write_json
+from .rundir import CHECKPOINTS, LAST, read_json, write_json
 
 #: In a run directory: the machine's rates and the rules that a budget became.
 PLAN_FILE = "plan.json"
 
 
-def plan_recipe(recipe: Recipe, goal: Policy, policies: Iterable[Any] | None = None) -> Plan:
+def plan_recipe(
+    recipe: Recipe,
+    goal: Policy,
+    policies: Iterable[Any] | None = None,
+    calibration: Path | None = None,
+) -> Plan:
     """Compares policies for a recipe's step; its own policy is not used.
 
     Args:
         recipe: What to train.
         goal: A policy with a budget.
         policies: To compare; None takes all presets and the planner's own choice.
+        calibration: A run whose adaptive policy has measured what errors cost this model.
 
     Raises:
-        MemtrainError: The recipe cannot be built or traced.
+        MemtrainError: The recipe cannot be built or traced, or the run has measured nothing.
     """
-    return plan_step(recipe_step(recipe), goal, policies)
+    errors = measured_errors(calibration) if calibration is not None else None
+    return plan_step(recipe_step(recipe), goal, policies, errors=errors)
+
+
+def measured_errors(run: Path) -> ErrorModel:
+    """What the last checkpoint of a run knows about gradient errors.
+
+    Raises:
+        MemtrainError: It is not a run, or its policy measured nothing.
+    """
+    folder = run / CHECKPOINTS / LAST
+    if not folder.is_dir():
+        raise MemtrainError(f"{run} is not a run directory with a checkpoint: {folder} is missing.")
+    session = checkpoint.read_header(folder)["state"]["session"]["plain"]
+    costs = costs_of(session["adaptation"]) if "adaptation" in session else {}
+    if not costs:
+        raise MemtrainError(
+            f"{run} has measured no errors: its policy is {session['policy']}. Give a run of gact "
+            "or of a budget, with at least two steps."
+        )
+    return ErrorModel(costs)
 
 
 def largest_batches(

@@ -30,6 +30,7 @@ SECTIONS = {
         "gradients under gact; nothing else changed, no number drawn",
     ),
     "steps": ("session_sections", "peak, saved bytes and time of a step of gnn_gact, by policy"),
+    "profile": ("profile_sections", "a step's peak as predicted without a device, and as it is"),
     "speeds": ("kernel_sections", "GB/s of every kernel beside a copy on the device"),
     "kernels": ("kernel_sections", "every kernel against the reference on the CPU, bit for bit"),
     "large": ("kernel_sections", "kernels on a tensor of more than 2^31 elements"),
