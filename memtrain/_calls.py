@@ -1,10 +1,11 @@
-"""Which module and which torch function is running: what the session and the ledger both follow."""
+"""Which module and which torch function is running, and who takes what they save."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
 
 
@@ -49,3 +50,15 @@ def follow_modules(model: nn.Module, running: list[str]) -> Callable[[], None]:
             handle.remove()
 
     return undo
+
+
+def top_hooks() -> tuple[Any, Any] | None:
+    """The saved-tensor hooks that the next saved tensor reaches."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True)  # pyright: ignore
+
+
+def inside_checkpoint() -> bool:
+    """Whether a checkpoint takes what is saved now, in its first or in its second forward."""
+    top = top_hooks()
+    name = getattr(top[0], "__qualname__", "") if top else ""
+    return "_checkpoint_hook" in name or "_recomputation_hook" in name

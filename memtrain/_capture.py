@@ -12,13 +12,17 @@ from ._calls import function_name
 from .compressors import SlotKey
 
 if TYPE_CHECKING:
-    from ._lineage import Lineage
+    from ._lineage import Lineage, Origin
+    from .compressors import FunctionCompressor
 
 
 class Call:
     """One call of a torch function while it runs."""
 
-    __slots__ = ("arguments", "function", "kept", "keywords", "module", "occurrence", "results")
+    __slots__ = (
+        *("arguments", "function", "kept", "keywords", "module", "occurrence", "origin"),
+        "results",
+    )
 
     def __init__(
         self, module: str, function: str, occurrence: int, arguments: tuple, keywords: dict
@@ -30,6 +34,7 @@ class Call:
         self.keywords = keywords
         self.results = 0  # results saved so far, to number them
         self.kept: dict[str, Any] = {}  # what autograd was given, by slot
+        self.origin: Origin | None = None  # of its result
 
     def key(self, x: Tensor) -> SlotKey:
         """The slot of ``x``, which this call is saving."""
@@ -74,6 +79,8 @@ class Tracker(TorchFunctionMode):
         self.calls: list[Call] = []
         #: Notes where the results of cheap functions come from.
         self.lineage: Lineage | None = None
+        #: Asked before every call who runs it instead; None: the function itself.
+        self.replacement: Callable[[Call], FunctionCompressor | None] | None = None
         #: Called with the graph node of every result, while someone measures.
         self.on_node: Callable[[Any], None] | None = None
         self._counts: dict[tuple[str, str], int] = {}
@@ -95,10 +102,14 @@ class Tracker(TorchFunctionMode):
         self._counts[module, name] = occurrence + 1
         call = Call(module, name, occurrence, args, kwargs or {})
         lineage = self.lineage
-        origin = lineage.bind(call) if lineage is not None else None
+        origin = call.origin = lineage.bind(call) if lineage is not None else None
+        other = self.replacement(call) if self.replacement is not None else None
         self.calls.append(call)
         try:
-            result = func(*args, **(kwargs or {}))
+            if other is None:
+                result = func(*args, **(kwargs or {}))
+            else:
+                result = other.run(func, args, kwargs or {})
         finally:
             self.calls.pop()
         if lineage is not None and origin is not None:
@@ -113,6 +124,11 @@ class Tracker(TorchFunctionMode):
         """Notes what the running call was given for one of its slots."""
         if self.calls:
             self.calls[-1].kept[key.slot] = kept
+
+    @property
+    def origin(self) -> Origin | None:
+        """Of the result of the running call."""
+        return self.calls[-1].origin if self.calls else None
 
     def key(self, x: Tensor) -> tuple[SlotKey, tuple, dict]:
         """The slot of a tensor that is being saved, and the arguments of the call that saves it."""

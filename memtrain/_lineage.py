@@ -29,7 +29,7 @@ from .compressors._base import NoConfig, PackContext, is_dense
 from .derivations import Derivation, Restored
 
 #: Calls between a derived tensor and what is stored: each costs one pass when unpacking.
-MAX_STEPS = 4
+MAX_STEPS = 8
 
 Kept = AsIs | Shared
 
@@ -207,6 +207,21 @@ class Lineage:
             value.origin = None
 
     # ------------------------------------------------------------------ as they are saved
+
+    def expect(self, value: Value, x: Tensor, slot: str, origin: Origin | None) -> None:
+        """``x`` is what a running call saves: its own result may have the call's origin already.
+
+        Args:
+            value: Of ``x``.
+            x: What is saved.
+            slot: Its slot.
+            origin: Of the running call's result.
+        """
+        if origin is None or value.origin is not None or not origin.derivation.saves_result:
+            return
+        if slot.startswith("out") and x.shape == origin.layout.shape:
+            origin.layout = Layout.of(x)
+            value.origin = origin
 
     def derive(self, value: Value, steps: int = MAX_STEPS) -> Record | None:
         """A record that derives ``value`` from what is held, or None."""

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from ._capture import Tracker
+from ._calls import inside_checkpoint
+from ._capture import Call, Tracker
 from ._identity import Alive, StorageSet, components, parts, storage_id
 from ._kept import AsIs, Record, Shared
 from ._lineage import Lineage
 from ._report import Row
-from .compressors import Layout, PackContext, SavedCompressor, SlotKey
+from .compressors import FunctionCompressor, Layout, PackContext, SavedCompressor, SlotKey
 from .compressors._slots import FILLED_LATER
 from .policy import Rule, explain_skip
 
@@ -56,6 +57,8 @@ class Packer:
         self.tracker = Tracker()
         self.matched = [0] * len(rules)
         self.seen: set[SlotKey] = set()
+        #: Functions that a compressor has run in place of PyTorch.
+        self.replaced: set[str] = set()
         self.rows: dict[SlotKey, Row] = {}
         self._nameless: list[Row] = []
         self._plan = plan
@@ -65,6 +68,8 @@ class Packer:
         self._held = StorageSet()
         self._lineage = Lineage(self._alive.label, lineage)
         self.tracker.lineage = self._lineage
+        if any(isinstance(rule.compressor, FunctionCompressor) for rule in rules):
+            self.tracker.replacement = self._replacement
 
     # ------------------------------------------------------------------ a forward begins
 
@@ -177,11 +182,27 @@ class Packer:
         row.reason = row.reason or "no rule takes it"
         return None
 
+    def _replacement(self, call: Call) -> FunctionCompressor | None:
+        """Who runs a call in place of its function; a rule ``none`` for it exempts it."""
+        if not (self.enabled and torch.is_grad_enabled()) or inside_checkpoint():
+            return None  # a block must save the same when it runs again, outside of the session
+        if any(rule.exempts(call.module, call.function) for rule in self.rules):
+            return None
+        for index, rule in enumerate(self.rules):
+            if rule.replaces(call.module, call.function, call.arguments, call.keywords):
+                self.matched[index] += 1
+                self.replaced.add(call.function)
+                assert isinstance(rule.compressor, FunctionCompressor)
+                return rule.compressor
+        return None
+
     def _record(
         self, x: Tensor, ctx: PackContext, row: Row, codec: SavedCompressor, rule: int
     ) -> Record | None:
         """A record that is there already, one that derives, or a new one; None if none fits."""
         value = self._lineage.value(x)
+        if value is not None:
+            self._lineage.expect(value, x, ctx.key.slot, self.tracker.origin)
         identity = (rule, codec.variant(ctx))
         record = value.record(identity) if value else None
         if record is not None:

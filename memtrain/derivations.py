@@ -14,7 +14,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -47,6 +47,9 @@ class Derivation(ABC):
     `bind` is shown every call of it and `apply` repeats a call from restored tensors. The result
     must equal the function's up to rounding when the sources are exact.
     """
+
+    #: The function saves its own result, and that can be derived too.
+    saves_result: ClassVar[bool] = False
 
     @abstractmethod
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Bound | None:
@@ -228,6 +231,12 @@ class Elementwise(Derivation):
         return self.function(call.sources[0], *call.constants[0], **call.constants[1])
 
 
+class SavesResult(Elementwise):
+    """An `Elementwise` function whose backward formula reads its result: tanh, sigmoid, exp."""
+
+    saves_result = True
+
+
 class Pair(Derivation):
     """Sum, difference or product of two tensors of one shape, or of a tensor and a number.
 
@@ -296,6 +305,12 @@ gelu = Elementwise(torch.nn.functional.gelu)
 silu = Elementwise(torch.nn.functional.silu)
 elu = Elementwise(torch.nn.functional.elu)
 softplus = Elementwise(torch.nn.functional.softplus)
+tanh = SavesResult(torch.tanh)
+sigmoid = SavesResult(torch.sigmoid)
+power = Elementwise(torch.pow)
+square = Elementwise(torch.square)
+neg = Elementwise(torch.neg)
+rsub = Elementwise(torch.rsub)
 add = Pair(torch.add)
 sub = Pair(torch.sub)
 mul = Pair(torch.mul)

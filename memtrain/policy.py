@@ -19,14 +19,20 @@ from ._errors import ConfigError, MemtrainError, UnknownNameError, did_you_mean,
 from ._registry import compressors
 from ._report import Row
 from ._units import parse_bytes
-from .compressors import ModuleCompressor, PackContext, SavedCompressor, SlotKey
-from .compressors._slots import KEEP, KEEP_SLOTS, STATISTICS
+from .compressors import (
+    FunctionCompressor,
+    ModuleCompressor,
+    PackContext,
+    SavedCompressor,
+    SlotKey,
+)
+from .compressors._slots import KEEP, KEEP_SLOTS, STATISTICS, divides
 
 #: Below this, packing costs more than it saves: scales, biases, statistics.
 MIN_BYTES = 16 * 1024
 
 #: Lossless compressors that a policy tries first unless it says ``exact: false``.
-EXACT = ("shape_only", "bitmask", "narrow_int")
+EXACT = ("attention", "shape_only", "bitmask", "narrow_int")
 
 
 @dataclass(frozen=True)
@@ -47,7 +53,7 @@ class RuleOptions:
 class Rule:
     """One compressor and the tensors it is for."""
 
-    compressor: SavedCompressor | ModuleCompressor
+    compressor: SavedCompressor | ModuleCompressor | FunctionCompressor
     options: RuleOptions
     min_bytes: int = MIN_BYTES
 
@@ -66,6 +72,25 @@ class Rule:
             and (o.function is None or fnmatch.fnmatchcase(ctx.key.function, o.function))
             and (o.dtype is None or str(x.dtype).removeprefix("torch.") == o.dtype)
             and self.compressor.accepts(x, ctx)
+        )
+
+    def replaces(self, module: str, function: str, args: tuple, kwargs: dict[str, Any]) -> bool:
+        """Whether a function compressor of this rule runs that call."""
+        o = self.options
+        return (
+            isinstance(self.compressor, FunctionCompressor)
+            and function in self.compressor.functions
+            and (o.module is None or match_name(o.module, module))
+            and self.compressor.applies(args, kwargs)
+        )
+
+    def exempts(self, module: str, function: str) -> bool:
+        """Whether this is a rule ``none`` for such a call."""
+        o = self.options
+        return (
+            self.name == "none"
+            and (o.module is None or match_name(o.module, module))
+            and (o.function is None or fnmatch.fnmatchcase(function, o.function))
         )
 
     def modules(self, model: nn.Module) -> list[str]:
@@ -215,7 +240,8 @@ def explain_skip(x: Tensor, ctx: PackContext, floor: int) -> str:
         return "small"
     function, slot = ctx.key.function, ctx.key.slot
     name = function if function.startswith("__") else function.rstrip("_")  # log_ is log
-    if name in KEEP or name.startswith("linalg_") or slot in KEEP_SLOTS.get(name, ()):
+    keep = name in KEEP or divides(name, ctx.arguments, ctx.keywords)
+    if keep or name.startswith("linalg_") or slot in KEEP_SLOTS.get(name, ()):
         return "the backward compares or divides by it"
     source = next((a for a in (*ctx.arguments, *ctx.keywords.values()) if _is_tensor(a)), None)
     # A copy of the input may come first, as under autocast, so the slot alone does not tell.

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ._calls import follow_modules
+from ._calls import follow_modules, inside_checkpoint, top_hooks
 from ._errors import MemtrainWarning, PolicyError, did_you_mean
 from ._packer import Packer
 from ._report import Report
 from .adaptive import Adaptation, SelfCheck, check_gradients, plain_saved_bytes
-from .compressors import ModuleCompressor, SavedCompressor
+from .compressors import ModuleCompressor
 from .policy import Policy, Rule, unmatched
 
 #: Not an attribute of the model, so that copying a model does not copy its session.
@@ -122,7 +122,7 @@ class Session:
         except PolicyError:
             self.detach()
             raise
-        if any(isinstance(rule.compressor, SavedCompressor) for rule in self.packer.rules):
+        if any(not isinstance(r.compressor, ModuleCompressor) for r in self.packer.rules):
             self._undo.append(follow_modules(self.model, self.packer.tracker.modules))
             # Plain functions: a copy of the model would copy what a bound method is bound to.
             before = self.model.register_forward_pre_hook(
@@ -180,8 +180,8 @@ class Session:
             return
         self._enter()
         again = contextlib.ExitStack()
-        top = _top_hooks()
-        if self._depth > 1 and top and top[0] is not self._hooks[0] and not _inside_checkpoint():
+        top = top_hooks()
+        if self._depth > 1 and top and top[0] is not self._hooks[0] and not inside_checkpoint():
             # Another model's session was entered after this one: this model's tensors are ours.
             again.enter_context(torch.autograd.graph.saved_tensors_hooks(*self._hooks))
         self._entered.append(again)
@@ -203,7 +203,7 @@ class Session:
         self._depth += 1
         if self._depth > 1 or self.policy.off or not self.packer.enabled:
             return
-        if _inside_checkpoint():
+        if inside_checkpoint():
             self.note(
                 "Not effective where the whole model runs inside torch.utils.checkpoint: hooks "
                 "inside a checkpoint would keep what the checkpoint drops. Checkpoint the model's "
@@ -348,14 +348,3 @@ def _no_modules(rule: Rule, model: nn.Module) -> str:
         )
     names = [name for name, _ in model.named_modules() if name]
     return f"{rule} matches no module. {did_you_mean(pattern, names)}"
-
-
-def _top_hooks() -> tuple[Any, Any] | None:
-    """The saved-tensor hooks that the next saved tensor reaches."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(True)  # pyright: ignore
-
-
-def _inside_checkpoint() -> bool:
-    top = _top_hooks()
-    name = getattr(top[0], "__qualname__", "") if top else ""
-    return "_checkpoint_hook" in name or "_recomputation_hook" in name

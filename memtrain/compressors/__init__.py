@@ -1,6 +1,7 @@
 """Compressors, one file each; the file name is the registry name."""
 
 from ._base import (
+    FunctionCompressor,
     Layout,
     ModuleCompressor,
     NoConfig,
@@ -11,6 +12,7 @@ from ._base import (
 )
 
 __all__ = [
+    "FunctionCompressor",
     "Layout",
     "ModuleCompressor",
     "NoConfig",

@@ -207,6 +207,30 @@ class ModuleCompressor(ABC):
         """Installs itself on ``module``; the returned function undoes it exactly."""
 
 
+class FunctionCompressor(ABC):
+    """Replaces how one torch function runs, so that it saves less; rules match it by module.
+
+    What it saves goes through the other rules of the policy.
+    """
+
+    Config: ClassVar[type]
+    #: The torch functions it replaces.
+    functions: ClassVar[frozenset[str]]
+    #: As in `SavedCompressor`.
+    presets: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, config: Any = None) -> None:
+        self.config = config if config is not None else self.Config()
+
+    @abstractmethod
+    def applies(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether it can stand in for a call with these arguments."""
+
+    @abstractmethod
+    def run(self, function: Callable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Calls ``function``, or what gives the same result."""
+
+
 @dataclass(frozen=True)
 class NoConfig:
     """A compressor without options."""

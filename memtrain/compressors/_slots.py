@@ -121,7 +121,7 @@ KEEP = frozenset(
         *("prelu", "rrelu", "softshrink", "hardshrink", "hardswish", "hardsigmoid"),
         # divided by
         *("__rdiv__", "__rtruediv__", "reciprocal"),
-        *("log", "log2", "log10", "log1p", "sqrt", "rsqrt", "pow", "__pow__"),
+        *("log", "log2", "log10", "log1p", "sqrt", "rsqrt"),
         *(
             "__rpow__",
             "norm",
@@ -135,7 +135,6 @@ KEEP = frozenset(
             "triplet_margin_loss",
             "cosine_embedding_loss",
             "std_mean",
-            "float_power",
             "renorm",
             "det",
         ),
@@ -150,6 +149,18 @@ KEEP = frozenset(
         *("cholesky", "inverse", "svd", "slogdet", "pinverse", "qr", "triangular_solve"),
     )
 )
+
+#: Powers: kept only where the exponent is not a number of at least 1; else nothing is divided by.
+POWERS = frozenset(("pow", "pow_", "__pow__", "float_power", "square"))
+
+
+def divides(function: str, args: tuple, kwargs: Mapping[str, Any]) -> bool:
+    """Whether a power's backward divides by what it saved, or by something near it."""
+    if function not in POWERS or function == "square":
+        return False
+    exponent = args[1] if len(args) > 1 else kwargs.get("exponent")
+    return not (isinstance(exponent, (int, float)) and exponent >= 1)
+
 
 #: Saved before the function writes to it: only the tensor itself has the values.
 FILLED_LATER = frozenset(("rrelu", "rrelu_"))

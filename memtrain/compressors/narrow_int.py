@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 import memtrain_kernels as kernels
 
@@ -17,12 +18,18 @@ _INDEXING = frozenset(
     ("index_select", "gather", "scatter_add", "scatter", "index_add", "embedding")
 )
 
+#: Functions that save where each maximum was -> their spatial dimensions.
+_POOLING = {f"{name}{n}d": n for n in (1, 2, 3) for name in ("max_pool", "adaptive_max_pool")}
+_POOLING |= {f"{name}_with_indices": n for name, n in _POOLING.items()}
+#: Functions that save class numbers, which lie below the second extent of the first argument.
+_CLASSES = frozenset(("cross_entropy", "nll_loss"))
+
 
 class NarrowInt(SavedCompressor):
     """Exact: int64 and int32 indices. Bytes per element: 1, 2 or 4 instead of 8 (or 4).
 
-    On the CPU the range is read from the values. On other devices that would wait for the device,
-    so the range comes from the extent that the calling function indexes, where it is known.
+    The range comes from the extent that the calling function indexes, where that is known;
+    otherwise, on the CPU, from the values. On other devices that would wait for the device.
     """
 
     Config = NoConfig
@@ -64,18 +71,33 @@ def _narrowest(x: Tensor, ctx: PackContext) -> torch.dtype | None:
 def _range(
     x: Tensor, function: str, args: tuple, kwargs: Mapping[str, Any]
 ) -> tuple[int, int] | None:
-    from torch._subclasses.fake_tensor import FakeTensor
-
+    known = _known_range(function, args, kwargs)
+    if known is not None:
+        return known
     if x.device.type == "cpu" and not isinstance(x, FakeTensor):
         if x.numel() == 0:
             return 0, 0
         low, high = torch.aminmax(x.detach())
         return int(low), int(high)
-    if function in _INDEXING and args and isinstance(args[0], Tensor):
+    return None
+
+
+def _known_range(function: str, args: tuple, kwargs: Mapping[str, Any]) -> tuple[int, int] | None:
+    """From shapes alone: without a look at the values, so that a traced step packs alike."""
+    if not args or not isinstance(args[0], Tensor):
+        return None
+    shape = args[0].shape
+    if function in _INDEXING:
         # Whatever the dimension, an index is below the largest extent; negative ones count back.
-        extents = [*args[0].shape, *(t.shape[0] for t in args[1:] if _is_table(t))]
+        extents = [*shape, *(t.shape[0] for t in args[1:] if _is_table(t))]
         top = max(extents, default=1)
         return -top, top
+    if function in _POOLING:
+        # Positions within one channel's plane, which its result keeps.
+        return 0, math.prod(shape[-_POOLING[function] :])
+    if function in _CLASSES and args[0].dim() > 1:
+        ignored = kwargs.get("ignore_index", -100)
+        return min(0, ignored), max(shape[1], ignored)
     return None
 
 

@@ -138,7 +138,7 @@ def saved_memory(
     blind = session.policy.off or any(
         isinstance(rule.compressor, ModuleCompressor) for rule in session.policy.effective_rules()
     )
-    if blind:
+    if blind or session.packer.replaced:
         session.count_plain(closure)
     report = session.report()
     after = kept_bytes if blind else report.saved_bytes_after

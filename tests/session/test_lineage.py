@@ -39,6 +39,14 @@ CHAINS = {
     "gelu tanh": lambda m, x: F.gelu(m.norm(x), approximate="tanh"),
     "silu": lambda m, x: F.silu(m.norm(x)),
     "elu": lambda m, x: F.elu(m.norm(x), 1.3),
+    "tanh": lambda m, x: torch.tanh(m.norm(x)),
+    "sigmoid": lambda m, x: torch.sigmoid(m.layer(x)),
+    "square": lambda m, x: 1 - m.norm(x).square(),
+    "negative": lambda m, x: -m.norm(x),
+    # As GPT-2 writes it: seven calls between what is stored and what is derived.
+    "gelu of powers": lambda m, x: (
+        0.5 * m.norm(x) * (1.0 + torch.tanh(0.8 * (m.norm(x) + 0.04 * torch.pow(m.norm(x), 3.0))))
+    ),
     "swiglu": lambda m, x: F.silu(x) * m.norm(x),
     "residual": lambda m, x: m.norm(x) + F.gelu(x),
     "alpha": lambda m, x: torch.add(m.norm(x), F.gelu(x), alpha=0.3),
@@ -67,7 +75,9 @@ def test_from_exact_sources_the_gradient_is_that_of_plain_pytorch(name):
     plain, _ = gradients(model, x, "none")
     derived, report = gradients(model, x, EXACT)
     rows = {r.key.module: r.action for r in report.rows if r.key.slot == "in0"}
-    assert rows["last"] == "derived", report
+    # What a function saves of itself is derived already, and shared.
+    assert rows["last"] in ("derived", "shared"), report
+    assert report.saved_bytes_after < report.saved_bytes_before / 2 or not report.saved_bytes_after
     for key in plain:
         assert torch.allclose(plain[key], derived[key], rtol=1e-4, atol=1e-6), key
 
@@ -177,16 +187,16 @@ def test_off_when_asked():
 
 
 def test_a_function_of_a_package_is_derivable():
-    class Square(Derivation):
+    class Erf(Derivation):
         def bind(self, args, kwargs):
             return (args[0],), ()
 
         def apply(self, call):
-            return call.sources[0].square()
+            return call.sources[0].erf()
 
-    memtrain.register("derivations", "square", summary="For a test.")(Square())
+    memtrain.register("derivations", "erf", summary="For a test.")(Erf())
     try:
-        model = Chain(lambda m, x: m.norm(x).square())
+        model = Chain(lambda m, x: m.norm(x).erf())
         x = torch.randn(64, 32)
         plain, _ = gradients(model, x, "none")
         derived, report = gradients(model, x, EXACT)
@@ -195,7 +205,7 @@ def test_a_function_of_a_package_is_derivable():
     finally:
         from memtrain._registry import derivations
 
-        derivations.unregister("square")
+        derivations.unregister("erf")
 
 
 def test_what_a_derived_tensor_costs_counts_for_its_source():
