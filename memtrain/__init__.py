@@ -12,6 +12,7 @@ from ._errors import MemtrainError, MemtrainWarning
 from ._registry import register
 
 if TYPE_CHECKING:
+    from .losses import chunked_cross_entropy
     from .planning import fake_tensors, largest_batch, plan, profile
     from .policy import Policy
     from .profiling import measure_step
@@ -26,6 +27,7 @@ __all__ = [
     "Policy",
     "Recipe",
     "Session",
+    "chunked_cross_entropy",
     "compress",
     "fake_tensors",
     "largest_batch",
@@ -39,6 +41,7 @@ _LAZY = {
     "Policy": "memtrain.policy",
     "Recipe": "memtrain.recipe",
     "Session": "memtrain.session",
+    "chunked_cross_entropy": "memtrain.losses",
     "compress": "memtrain.session",
     "fake_tensors": "memtrain.planning",
     "largest_batch": "memtrain.planning",

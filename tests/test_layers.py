@@ -10,7 +10,7 @@ FILES = sorted([*ROOT.glob("memtrain/**/*.py"), *ROOT.glob("memtrain_kernels/**/
 
 #: Lower layers may not import upper ones. Names in one row are equals and may import each other.
 LAYERS = [
-    {"_budget", "_calls", "_errors", "_units", "_registry", "_config"},
+    {"losses", "_budget", "_calls", "_errors", "_units", "_registry", "_config"},
     {"data", "compressors", "profiling"},
     {"families", "_report", "_identity", "derivations"},
     {"_kept", "_capture", "_lineage", "adaptive"},
