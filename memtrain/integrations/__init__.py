@@ -1,0 +1,1 @@
+"""Other training loops. Each module imports its library only when it is asked for."""
