@@ -82,6 +82,29 @@ def gradients(
         _console.show(gradients_table(rows))
 
 
+@app.command("profile")
+def profile(
+    models: Annotated[
+        str, typer.Option(help="Of gnn, gpt2, resnet50 and bert-large.")
+    ] = "gnn,gpt2,resnet50",
+    real: Annotated[bool, typer.Option(help="Also run the steps that are small enough.")] = True,
+    batch: Annotated[
+        int | None, typer.Option(min=1, help="Samples of a library model; gnn has its whole graph.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Predicted peaks of well-known models beside the real ones and beside other tools."""
+    from ..report.tables import profile_bench_table
+    from ..studies.bench_profile import bench_profile, profile_cases
+
+    cases = profile_cases([name.strip() for name in models.split(",")], batch)
+    rows = bench_profile(cases, real=real, report=_console.note)
+    if json:
+        _console.print_json({"rows": rows})
+    else:
+        _console.show(profile_bench_table(rows))
+
+
 def _contenders(
     recipe: str, overrides: list[str] | None, policies: str
 ) -> tuple[Recipe, list[Any]]:

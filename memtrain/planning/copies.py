@@ -22,6 +22,10 @@ class NoValuesError(MemtrainError):
     """Real tensors are needed where there are only fake ones."""
 
 
+class NoFakeError(MemtrainError):
+    """What there is cannot be copied to fake tensors; real ones can tell."""
+
+
 def fake_tensors() -> FakeTensorMode:
     """A mode under which models of any size are built without memory, to be profiled.
 
@@ -40,16 +44,24 @@ def fake_tensors() -> FakeTensorMode:
 def fake_copy(objects: T) -> tuple[T, contextlib.AbstractContextManager]:
     """Deep copies whose tensors are fake, and the context in which they run.
 
-    What the objects share stays shared: tied weights, the optimizer's parameters. Tensors on the
-    meta device become fake ones on the CPU; fake tensors keep their mode.
+    What the objects share stays shared: tied weights, the optimizer's parameters, the memory of
+    views. Tensors on the meta device become fake ones on the CPU; fake tensors keep their mode.
+
+    Raises:
+        NoFakeError: A tensor is sparse.
     """
     tensors = list(tensors_of(list(objects)))
+    sparse = next((t for t in tensors if t.layout is not torch.strided), None)
+    if sparse is not None:
+        kind = str(sparse.layout).removeprefix("torch.")
+        raise NoFakeError(f"fake {kind} tensors do not know how many values they have")
     modes = [t.fake_mode for t in tensors if isinstance(t, FakeTensor)]
     mode = modes[0] if modes else fake_tensors()
     memo: dict[int, Any] = {}
+    storages: dict[int, Tensor] = {}
     for tensor in tensors:
         if id(tensor) not in memo:
-            memo[id(tensor)] = _fake(tensor, mode)
+            memo[id(tensor)] = _fake(tensor, mode, storages)
     for tensor in tensors:
         if tensor.is_leaf and tensor.grad is not None:
             memo[id(tensor)].grad = memo.get(id(tensor.grad))
@@ -68,22 +80,33 @@ def real_copy(objects: T) -> tuple[T, contextlib.AbstractContextManager]:
                 "A real trace needs real tensors, but the model or the batch is fake or on the "
                 "meta device. Build it with its weights, or leave out real=True."
             )
-    memo = {
-        id(t): t.detach().clone().requires_grad_(t.requires_grad)
-        for t in tensors_of(list(objects))
-        if not t.is_leaf  # which deepcopy refuses
-    }
+    memo: dict[int, Any] = {}
+    for tensor in tensors_of(list(objects)):
+        if tensor.layout is not torch.strided:  # which deepcopy refuses
+            memo[id(tensor)] = tensor.detach().clone()
+        elif not tensor.is_leaf:  # and these
+            made = copy.deepcopy(tensor.detach(), memo)
+            memo[id(tensor)] = made.requires_grad_(tensor.requires_grad)
     return copy.deepcopy(objects, memo), contextlib.nullcontext()
 
 
-def _fake(tensor: Tensor, mode: FakeTensorMode) -> Tensor:
-    if tensor.device.type == "meta" and not isinstance(tensor, FakeTensor):
+def _fake(tensor: Tensor, mode: FakeTensorMode, storages: dict[int, Tensor]) -> Tensor:
+    if type(tensor) in (Tensor, nn.Parameter, FakeTensor) and not (
+        tensor.is_conj() or tensor.is_neg()
+    ):
+        storage = tensor.untyped_storage()
+        is_meta = tensor.device.type == "meta" and not isinstance(tensor, FakeTensor)
+        device = torch.device("cpu") if is_meta else tensor.device
         with mode:
-            made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
-    elif isinstance(tensor, FakeTensor):
-        with mode:
-            made = torch.empty_strided(
-                tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
+            # The whole storage, which even a small view keeps alive.
+            if storage._cdata not in storages:
+                whole = torch.empty(storage.nbytes(), dtype=torch.uint8, device=device)
+                storages[storage._cdata] = whole
+            made = torch.empty(0, dtype=tensor.dtype, device=device).set_(
+                storages[storage._cdata].untyped_storage(),
+                tensor.storage_offset(),
+                tensor.shape,
+                tensor.stride(),
             )
     else:
         made = mode.from_tensor(tensor.detach(), static_shapes=True)

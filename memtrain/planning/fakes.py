@@ -79,6 +79,8 @@ def _in_copy_of_input(result: Tensor, func: Any, args: tuple) -> Tensor:
 
 def _workspace(result: tuple, func: Any, args: tuple) -> tuple:
     """Only oneDNN knows the size of its workspace: the layer runs once on zeros to learn it."""
+    if not torch.is_grad_enabled():
+        return result  # the real one keeps none
     known = tuple(_Shape.of(a) if isinstance(a, Tensor) else _hashable(a) for a in args)
     *others, workspace = result
     return (*others, workspace.new_empty(_workspace_bytes(func, known)))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..profiling import Context, Ledger
 from ..session import Session
@@ -37,14 +37,19 @@ def follow(
             held = [t for record in session.packer.records() for t in record.packed.tensors]
             ledger.label(held, "packed", replace=False)
             ledger.label_new("saved")
-        elif old == "backward":
-            ledger.label(gradients(), "gradient")
 
-    with Context(model) as context:
-        ledger = Ledger([model, optimizer], device, context, turn)
-        with ledger:
-            ledger.label(model.parameters(), "parameter")
-            ledger.label(model.buffers(), "buffer")
-            ledger.label(gradients(), "gradient")
-            ledger.label([getattr(optimizer, "state", ())], "optimizer", replace=False)
-            yield ledger
+    def accumulated(parameter: Tensor) -> None:
+        ledger.label([parameter.grad], "gradient")
+
+    with contextlib.ExitStack() as stack:
+        context = stack.enter_context(Context(model))
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                hook = parameter.register_post_accumulate_grad_hook(accumulated)
+                stack.callback(hook.remove)
+        ledger = stack.enter_context(Ledger([model, optimizer], device, context, turn))
+        ledger.label(model.parameters(), "parameter")
+        ledger.label(model.buffers(), "buffer")
+        ledger.label(gradients(), "gradient")
+        ledger.label([getattr(optimizer, "state", ())], "optimizer", replace=False)
+        yield ledger

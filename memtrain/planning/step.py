@@ -16,6 +16,17 @@ from ..session import Session
 LossFunction = Callable[[nn.Module, Any], Tensor]
 
 
+def _check(loss: Any) -> None:
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        kind = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss)
+        raise MemtrainError(f"loss_fn returned {kind}. It must return one number, such as .mean().")
+    if not loss.requires_grad:
+        raise MemtrainError(
+            "The loss has no graph: every parameter is frozen, or loss_fn computes it under "
+            "torch.no_grad() or from detached tensors."
+        )
+
+
 def default_loss(model: nn.Module, batch: Any) -> Tensor:
     """The model's own loss: ``model(**batch).loss``, or what it returns when that is one number.
 
@@ -69,12 +80,22 @@ class Step:
         return replace(self, model=model, optimizer=optimizer, batches=tuple(batches)), context
 
     def run(self, session: Session) -> None:
-        """Takes the step under a session of the model."""
+        """Takes the step under a session of the model.
+
+        Raises:
+            MemtrainError: The loss is none, or does not depend on the model.
+        """
         for batch in self.batches:
             loss = self.loss(session, batch)
+            _check(loss)
             scaled = loss / len(self.batches)  # by one too, as training loops do
             scaled.backward()
             del loss, scaled
+        if all(p.grad is None for p in self.model.parameters()):
+            raise MemtrainError(
+                "The loss does not depend on the model's parameters. loss_fn is given a copy of "
+                "the model, as its first argument: use that one, not a model known from elsewhere."
+            )
         if self.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
         if self.optimizer is not None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -21,7 +23,7 @@ from .._report import Report
 from ..policy import Policy
 from ..profiling import Ledger, Profile, ResidentPeak, profile_of
 from ..session import Session
-from .copies import NoValuesError, fake_copy, real_copy
+from .copies import NoFakeError, NoValuesError, fake_copy, real_copy
 from .follow import follow
 from .step import Step
 
@@ -75,22 +77,33 @@ def trace(
         NoValuesError: The step needs values, and the model or the batch has none.
     """
     parsed = Policy.from_config(policy)
-    note = ""
+    reason = ""
     if not real:
         try:
             return _run(step, parsed, False, seed, state, watcher, ())
         except UnsupportedOperatorException as error:
             raise MemtrainError(_no_fake(error)) from error
-        except NotImplementedError as error:
-            if not re.search("fake|meta", str(error), re.IGNORECASE):
-                raise
-            raise MemtrainError(_no_fake(error)) from error
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
-            note = f"Traced on real tensors: {error.func} needs values, which fake ones lack."
+            reason = f"{error.func} needs values, which fake ones lack"
+        except NoFakeError as error:
+            reason = str(error)
+        except RuntimeError as error:  # NotImplementedError is one
+            if ".numpy()" in str(error):
+                reason = "numpy() needs values, which fake ones lack"
+            elif _lacks_fake(error):
+                raise MemtrainError(_no_fake(error)) from error
+            else:
+                raise
     try:
-        return _run(step, parsed, True, seed, state, watcher, (note,) if note else ())
-    except NoValuesError as error:
-        raise NoValuesError(f"{note} {error}".strip()) from None
+        notes = (f"Traced on real tensors: {reason}.",) if reason else ()
+        return _run(step, parsed, True, seed, state, watcher, notes)
+    except NoValuesError:
+        if not reason:
+            raise
+        raise NoValuesError(
+            f"The step cannot be traced: {reason}, and the model or the batch is fake or on the "
+            "meta device. Build both with real tensors."
+        ) from None
 
 
 def _run(
@@ -105,7 +118,7 @@ def _run(
     started = time.perf_counter()
     watcher = watcher or Watcher()
     copied, mode = step.copied(real_copy if real else fake_copy)
-    with torch.random.fork_rng(devices=[]), mode:
+    with torch.random.fork_rng(devices=[]), _gradients_kept(step.model), mode:
         session = Session(copied.model, policy, seed=seed)
         if state is not None:
             session.load_state_dict(state)
@@ -134,10 +147,28 @@ def _run(
     return Trace(ledger, profile, report, copied)
 
 
+@contextlib.contextmanager
+def _gradients_kept(model: nn.Module) -> Iterator[None]:
+    """A loss function may use the model itself where it should use the copy it is given."""
+    before = [(p, p.grad) for p in model.parameters()]
+    try:
+        yield
+    finally:
+        for parameter, gradient in before:
+            parameter.grad = gradient
+
+
 def _resident(step: Step, session: Session) -> int | None:
     with ResidentPeak() as peak:
         step.run(session)
     return peak.growth_bytes
+
+
+def _lacks_fake(error: RuntimeError) -> bool:
+    text = str(error)
+    if isinstance(error, NotImplementedError):
+        return re.search("fake|meta", text, re.IGNORECASE) is not None
+    return "no fake impl" in text  # of an operator made by torch.library.custom_op
 
 
 def _no_fake(error: Exception) -> str:

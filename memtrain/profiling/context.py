@@ -65,6 +65,7 @@ class Context(TorchFunctionMode):
         self._firsts: list[int] = []
         self._makers: list[Site] = []
         self._covered = 0
+        self._phase = FORWARD
         self._lines: dict[tuple[CodeType, int], str] = {}
         self._undo: list[Callable[[], None]] = []
         self._parameters: dict[int, str] = {}
@@ -104,10 +105,20 @@ class Context(TorchFunctionMode):
             self._note_nodes(site)
 
     def phase(self) -> str:
-        """``"forward"``, ``"backward"`` or ``"optimizer"``; the loss belongs to the first."""
+        """``"forward"``, ``"backward"`` or ``"optimizer"``.
+
+        The loss belongs to the first, and what happens to the gradients before the optimizer's
+        step (clipping, unscaling) to the last.
+        """
         if torch._C._current_graph_task_id() != -1:
-            return BACKWARD
-        return OPTIMIZER if self._stepping else FORWARD
+            self._phase = BACKWARD
+        elif self._stepping:
+            self._phase = OPTIMIZER
+        elif self._phase == FORWARD or self._modules or torch.is_grad_enabled():
+            self._phase = FORWARD
+        else:
+            self._phase = OPTIMIZER
+        return self._phase
 
     def site(self) -> Site:
         """Where the operator that runs now belongs."""

@@ -30,6 +30,9 @@ BASELINE = "(before)"
 #: `torch.tensor` makes its storage unseen and only then calls one of these: it is new, not old.
 _LIFTS = (torch.ops.aten.lift.default, torch.ops.aten.lift_fresh.default)
 
+#: Operators that answer questions about tensors (fake ones ask often) or mark regions: no moments.
+_NO_TENSORS = ("prim", "profiler")
+
 _CAST = torch.ops.aten._to_copy.default
 
 #: Classes of storages, in the order of tables and charts.
@@ -162,6 +165,8 @@ class Ledger(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if getattr(func, "namespace", "") in _NO_TENSORS:
+            return func(*args, **kwargs)
         context, moment = self._context, self._time + 1
         if context is not None:
             phase, site = context.phase(), context.site()

@@ -91,6 +91,30 @@ def batches_table(rows: Sequence[Row]) -> Table:
     )
 
 
+def profile_bench_table(rows: Sequence[Row]) -> Table:
+    """The rows of `memtrain.studies.bench_profile`; other tools as multiples of the true peak."""
+    return _table(
+        rows,
+        [
+            Column("model", lambda r: r["model"], right=False),
+            Column("batch", lambda r: r["batch"], right=False),
+            Column("predicted peak", _bytes("predicted_peak_bytes")),
+            Column("real peak", _bytes("peak_bytes")),
+            Column("error", lambda r: _signed(r.get("error"))),
+            Column("live growth", _bytes("live_growth_bytes")),
+            Column("process grew", _bytes("rss_growth_bytes")),
+            Column("over live", lambda r: _signed(r.get("rss_error"))),
+            Column("traced in", _seconds("trace_seconds")),
+            Column("MemTracker", _bytes("tracker_bytes")),
+            Column("x peak", lambda r: _times(r.get("tracker_ratio"))),
+            Column("in", _seconds("tracker_seconds")),
+            Column("x ours", lambda r: _times(r.get("tracker_time_ratio"))),
+            Column("accelerate", _bytes("accelerate_bytes")),
+            Column("x peak", lambda r: _times(r.get("accelerate_ratio"))),
+        ],
+    )
+
+
 def plain_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """The rows for ``--json``: numbers that JSON does not have become null."""
     return [{key: _finite(value) for key, value in row.items()} for row in rows]
@@ -121,6 +145,13 @@ def _times(value: float | None) -> str | None:
 
 def _percent(value: float | None) -> str | None:
     return None if value is None else f"{100 * value:.1f} %"
+
+
+def _signed(value: float | None) -> str | None:
+    """A relative difference; the plain zero is exact."""
+    if value is None:
+        return None
+    return f"{100 * value:+.1f} %" if value else "0 %"
 
 
 def _number(value: float | None, digits: int) -> str | None:
