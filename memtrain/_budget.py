@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, fields
 
@@ -32,13 +33,14 @@ class Budget:
         problems = []
         if not 0 <= self.margin < 1:
             problems.append(f"margin: {self.margin:g} is not a share from 0 to below 1.")
-        if not self.error_weight >= 0:
-            problems.append(f"error_weight: {self.error_weight:g} is below 0.")
-        if not _PERCENT.fullmatch(str(self.budget)):
-            try:
-                parse_bytes(self.budget)
-            except MemtrainError as error:
-                problems.append(f"budget: {error} Or write a share of the plain step, like 60%.")
+        if not 0 <= self.error_weight < math.inf:
+            problems.append(f"error_weight: {self.error_weight:g} is not a number from 0.")
+        share = _PERCENT.fullmatch(str(self.budget))
+        try:
+            if not (float(share[1]) if share else parse_bytes(self.budget)) > 0:
+                problems.append(f"budget: {self.budget} is not above 0.")
+        except MemtrainError as error:
+            problems.append(f"budget: {error} Or write a share of the plain step, like 60%.")
         if problems:
             raise ConfigError(problems)
 

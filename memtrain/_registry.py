@@ -214,6 +214,10 @@ families: Registry = Registry(
             "memtrain.families.transformer:Transformer",
             "GPT-2, Llama and BERT on bytes, tokens and classification.",
         ),
+        "cnn": (
+            "memtrain.families.cnn:Cnn",
+            "ResNet, VGG and EfficientNet-Lite0 on images.",
+        ),
     },
 )
 
@@ -241,6 +245,15 @@ datasets: Registry = Registry(
             ("topics", "text:Topics", "Generated texts with classes; needs no download."),
             ("minilm", "weights:MiniLm", "Weights, not data: family.pretrained=minilm."),
             ("smollm2", "weights:SmolLm2", "Weights, not data: family.pretrained=smollm2."),
+            ("fashion_mnist", "images:FashionMnist", "70,000 grey 28x28 images, 10 classes."),
+            ("digits", "images:Digits", "1,797 grey 8x8 digits of scikit-learn; no download."),
+            ("image_folder", "images:ImageFolder", "Your own images by class: data.path=FOLDER."),
+            ("images_generated", "images:GeneratedImages", "Generated stripes of any size."),
+            (
+                "efficientnet_lite0",
+                "images:EfficientNetLite0Weights",
+                "Weights, not data: family.pretrained=efficientnet_lite0.",
+            ),
         )
     },
 )

@@ -92,10 +92,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
                 if gradient is not None:
                     _add(grads, gradient.mul_(per_token), hidden[part], weight, part)
         # Not `save_for_backward`: these are gradients, which no policy may round.
-        ctx.grads = tuple(
-            None if g is None else g.to(like.dtype)
-            for g, like in zip(grads, (hidden, weight, bias), strict=True)
-        )  # fmt: skip
+        ctx.grads = tuple(None if g is None else g.to(hidden.dtype) for g in grads)
         return total * per_token
 
     @staticmethod

@@ -164,7 +164,7 @@ class Policy:
         if not isinstance(plain, Mapping):
             raise ConfigError([f"{where}: expected a name or a mapping, got {value!r}."], source)
         plain = dict(plain)
-        if "budget" in plain and not plain.keys() & {"name", "rules"}:
+        if not plain.keys() & {"name", "rules"} and nearest("budget", plain):
             goal = parse(Budget, plain, where, source=source)
             return cls(text=goal.describe(), config=value, budget=goal)
         exact = coerce(bool, plain.pop("exact", True), f"{where}.exact", problems)
@@ -290,7 +290,7 @@ def parse_shorthand(text: str) -> dict[str, Any]:
     name, _, rest = text.partition(":")
     options: dict[str, Any] = {"name": name.strip()}
     if options["name"] == "budget":
-        options, fields = {}, ["budget"]
+        options, fields = {"budget": ""}, ["budget"]
     elif not rest:
         return options
     else:
@@ -299,7 +299,7 @@ def parse_shorthand(text: str) -> dict[str, Any]:
         except UnknownNameError:
             return options  # reported where the rule is built
         fields = [f.name for f in dataclasses.fields(entry.Config)]
-    for part in rest.split(","):
+    for part in rest.split(",") if rest else ():
         key, equals, value = part.partition("=")
         if not equals:
             key, value = (fields[0] if fields else "value"), part

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from .._errors import MemtrainError
 from .._units import format_bytes
 from . import _console
-from ._recipe import JsonOption, OverridesArgument, RecipeArgument, load_recipe, policies_of
+from ._recipe import (
+    JsonOption,
+    OverridesArgument,
+    RecipeArgument,
+    load_recipe,
+    policies_of,
+    split_policies,
+)
 
 if TYPE_CHECKING:
     from ..policy import Policy
@@ -48,10 +55,21 @@ def plan(
 
     goal = Policy.from_config({"budget": budget, "margin": margin, "offload": offload})
     loaded = load_recipe(recipe, overrides)
-    if batch is not None:
-        _largest(loaded, budget, margin, policies, batch, json)
-    else:
+    if batch is None:
         _compare(loaded, goal, policies, calibration, json)
+    elif batch != "auto":
+        raise MemtrainError(f"--batch {batch!r} is not valid. Write --batch auto.")
+    elif calibration is not None:
+        raise MemtrainError("--calibration has no effect on --batch auto. Leave out one of them.")
+    else:
+        _largest(loaded, budget, margin, goal, policies, json)
+
+
+def _policies(recipe: Recipe, goal: Policy, text: str) -> list[Any]:
+    """Those of ``--policies``; ``budget`` stands for the planner's choice for this budget."""
+    return [
+        goal if name == "budget" else policies_of(recipe, name)[0] for name in split_policies(text)
+    ]
 
 
 def _compare(
@@ -61,7 +79,7 @@ def _compare(
     from ..train.device import cpu_threads
     from ..train.plan import plan_recipe
 
-    chosen = policies_of(recipe, policies) if policies else None
+    chosen = _policies(recipe, goal, policies) if policies else None
     with cpu_threads(recipe.run.threads):
         found = plan_recipe(recipe, goal, chosen, calibration)
     if json:
@@ -75,33 +93,27 @@ def _compare(
         for text in found.skipped:
             _console.note(f"not tried: {text}")
         if found.best is not None:
-            _console.say(f"Take: {' '.join(found.best.edits)}")
+            _console.say(f"Take: {found.best.command}")
     if found.best is None:
         nearest = found.options[0]
         _console.fail(
             f"no policy fits into {format_bytes(found.limit_bytes)}. The nearest is "
             f"{nearest.policy.describe()} with {format_bytes(nearest.profile.peak_bytes)}: "
-            f"{' '.join(nearest.edits)}"
+            f"{nearest.command}"
         )
         raise typer.Exit(NO_PLAN)
 
 
 def _largest(
-    recipe: Recipe, budget: str, margin: float, policies: str | None, batch: str, json: bool
+    recipe: Recipe, budget: str, margin: float, goal: Policy, policies: str | None, json: bool
 ) -> None:
     from ..report.plans import batch_table
     from ..train.device import cpu_threads
     from ..train.plan import largest_batches
 
-    if batch != "auto":
-        raise MemtrainError(f"--batch {batch!r} is not valid. Write --batch auto.")
-    names = (policies or "none,gact:4,gact:2,recompute,budget").split(",")
-    planned = {"budget": budget, "margin": margin}
-    chosen = [
-        planned if name.strip() == "budget" else policies_of(recipe, name)[0] for name in names
-    ]
+    chosen = _policies(recipe, goal, policies or "none,gact:4,gact:2,recompute,budget")
     with cpu_threads(recipe.run.threads):
-        rows = largest_batches(recipe, budget, margin, chosen)
+        rows, skipped = largest_batches(recipe, budget, margin, chosen)
     if json:
         _console.print_json(
             {
@@ -113,11 +125,14 @@ def _largest(
                         "peak_bytes": row.profile.peak_bytes if row.profile else None,
                     }
                     for row in rows
-                ]
+                ],
+                "skipped": skipped,
             }
         )
     else:
         _console.show(batch_table(rows))
+        for text in skipped:
+            _console.note(f"not tried: {text}")
     if not any(row.batch for row in rows):
         _console.fail(f"not even a batch of one fits into {budget} under any of them.")
         raise typer.Exit(NO_PLAN)

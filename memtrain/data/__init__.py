@@ -7,9 +7,15 @@ this order, and accepts only files whose SHA-256 is the pinned one.
 
 from __future__ import annotations
 
+from . import _sources
 from ._cache import cache_dir
+from ._images_sources import IMAGE_FILES
 from ._locate import find, locate
 from ._progress import Progress, reporting
-from ._sources import FILES, FileSet
+from ._sources import FileSet
+from ._text_sources import TEXT_FILES
+
+#: Whatever can be fetched, by name.
+FILES: dict[str, FileSet] = {**_sources.FILES, **IMAGE_FILES, **TEXT_FILES}
 
 __all__ = ["FILES", "FileSet", "Progress", "cache_dir", "find", "locate", "reporting"]

@@ -18,7 +18,7 @@ from .copies import fake_copy
 from .step import LossFunction, Step, default_loss
 from .trace import trace
 
-_TRACES = 16
+_TRACES = 40
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Largest:
         batch: Samples; 0 when not even one fits.
         profile: Of that batch; None when nothing fits.
         traces: How many sizes were tried.
-        saturated: Larger sizes take no more: the batch is all the data there is.
+        saturated: The batch is all the data there is.
     """
 
     policy: Policy
@@ -88,7 +88,11 @@ def largest_batch(
 
 
 def search(
-    sized: Callable[[int], Step], policy: Policy, limit_bytes: int, start: int = 1
+    sized: Callable[[int], Step],
+    policy: Policy,
+    limit_bytes: int,
+    start: int = 1,
+    most: int | None = None,
 ) -> Largest:
     """The largest size whose step fits; the peak must not fall with the size.
 
@@ -97,25 +101,27 @@ def search(
         policy: With a budget, the planner chooses for each size.
         limit_bytes: For the peak.
         start: The first size to try.
+        most: Samples that there are.
     """
     known: dict[int, int] = {}
     found: dict[int, Profile] = {}
-    low, high = 0, None  # low fits, high does not
+    low, high = 0, None if most is None else most + 1  # low fits, high does not
+    width, halve = float("inf"), False
     size = max(1, start)
-    while len(known) < _TRACES:
+    while len(known) < _TRACES and (high is None or high - low > 1):
+        size = size if high is None else min(size, high - 1)
         profile, peak = _peak(sized(size), policy)
         known[size] = peak
         if profile is not None and peak <= limit_bytes:
-            if high is None and known.get(low) == peak:
-                return Largest(policy, low, found[low], len(known), saturated=True)
-            low = max(low, size)
+            low = size
             found[size] = profile
         else:
-            high = min(high or size, size)
-        if high is not None and high - low <= 1:
-            break
-        size = _next(known, limit_bytes, low, high)
-    return Largest(policy, low, found.get(low), len(known))
+            high = size
+        if high is not None:
+            # A planner's peaks do not lie on a line: half-way when that did not help.
+            halve, width = not halve and high - low > width / 2, high - low
+        size = _next(known, limit_bytes, low, high, halve)
+    return Largest(policy, low, found.get(low), len(known), low == most)
 
 
 def _peak(step: Step, policy: Policy) -> tuple[Profile | None, int]:
@@ -130,22 +136,16 @@ def _peak(step: Step, policy: Policy) -> tuple[Profile | None, int]:
         return None, plain.peak_bytes
 
 
-def _next(known: Mapping[int, int], limit: int, low: int, high: int | None) -> int:
+def _next(known: Mapping[int, int], limit: int, low: int, high: int | None, halve: bool) -> int:
     """By the line through the two sizes nearest to the limit; bytes grow nearly linearly."""
-    if high is None:
-        sizes = sorted(known)[-2:]
-        if len(sizes) == 2 and known[sizes[1]] > known[sizes[0]]:
-            guess = _line(known, sizes[0], sizes[1], limit) + 1
-            return max(low + 1, min(guess, 4 * low))
-        return 2 * low
-    if low in known:
-        guess = _line(known, low, high, limit)
-        # Half-way now and then, since a planner's peaks do not lie on a line.
-        if len(known) % 3 == 0:
-            guess = (low + high) // 2
-    else:
-        guess = high // 2
-    return min(max(guess, low + 1), high - 1)
+    if high is not None and high in known:
+        guess = (low + high) // 2
+        if low in known and not halve:
+            guess = _line(known, low, high, limit)
+        return min(max(guess, low + 1), high - 1)
+    below = sorted(known)[-2:]
+    guess = _line(known, below[0], below[1], limit) + 1 if len(below) == 2 else 2 * low
+    return min(max(guess, 2 * low), 4 * low)
 
 
 def _line(known: Mapping[int, int], a: int, b: int, limit: int) -> int:

@@ -21,7 +21,7 @@ from .machine import Machine
 
 
 class StepSeconds(TorchDispatchMode):
-    """Estimated seconds of the operators inside, by phase and by module.
+    """Estimated seconds of the operators inside, by phase, module and function.
 
     Args:
         context: Entered before the step; says where an operator runs.
@@ -36,8 +36,8 @@ class StepSeconds(TorchDispatchMode):
         self._machine = machine
         #: Phase -> seconds.
         self.phases: dict[str, float] = defaultdict(float)
-        #: Module -> seconds of its forward pass.
-        self.forward: dict[str, float] = defaultdict(float)
+        #: (module, function) -> seconds in the forward pass.
+        self.forward: dict[tuple[str, str], float] = defaultdict(float)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
@@ -47,7 +47,8 @@ class StepSeconds(TorchDispatchMode):
         phase = self._context.phase()
         self.phases[phase] += seconds
         if phase == "forward":
-            self.forward[self._context.site().module] += seconds
+            module, function, _ = self._context.site()
+            self.forward[module, function] += seconds
         return result
 
     @property

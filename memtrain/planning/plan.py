@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -10,17 +11,18 @@ from typing import Any
 import torch
 import yaml
 from torch import nn
+from torch.utils.checkpoint import CheckpointError
 
 from .._errors import MemtrainError, NoPlanError, PolicyError
 from .._registry import compressors
 from .._units import format_bytes
-from ..compressors import ModuleCompressor, PackContext, SavedCompressor
+from ..compressors import FunctionCompressor, ModuleCompressor, PackContext, SavedCompressor
 from ..policy import Policy
 from ..profiling import Profile
-from .budget import resolve, summary
+from .budget import Resolved, resolve, summary
 from .errors import ErrorModel
 from .machine import Machine
-from .problem import Problem, problem_of
+from .problem import Problem, problem_of, within
 from .step import LossFunction, Step, default_loss
 from .trace import Trace, trace
 
@@ -42,7 +44,7 @@ class Option:
         time_factor: Step time against plain, from codec and operator rates of this machine.
         error: Squared relative gradient error; None where nobody can tell before it is measured.
         error_source: ``"exact"``, ``"assumed"``, ``"measured"`` or ``"unknown"``.
-        edits: ``key=value`` changes that bring it into a recipe.
+        edits: ``key=value`` changes that bring it into a recipe; see `command`.
         note: What else it does, such as how many tensors get which width.
     """
 
@@ -55,6 +57,11 @@ class Option:
     error_source: str
     edits: tuple[str, ...]
     note: str = ""
+
+    @property
+    def command(self) -> str:
+        """The changes as they are typed on a command line."""
+        return shlex.join(self.edits)
 
     def cost(self, error_weight: float) -> float:
         """Added time as a share of the step plus the weighted error, infinite where unknown."""
@@ -191,29 +198,17 @@ def plan_step(
     problem = problem_of(step, machine=machine, offload=goal.budget.offload, errors=errors)
     judge = _Judge(step, problem, machine, errors or ErrorModel(), limit)
     options, skipped = [judge.option(Policy.from_config("none"), plain)], []
-    for policy in presets(goal.budget.offload) if policies is None else _parsed(policies):
+    wanted = [*presets(goal.budget.offload), goal] if policies is None else _parsed(policies)
+    for policy in wanted:
         try:
-            options.append(judge.option(policy, trace(step, policy)))
-        except PolicyError as error:  # such as recompute on a model without blocks
-            skipped.append(f"{policy.describe()}: {error}")
-    if policies is None:
-        try:
-            found = resolve(step, goal, plain=plain.profile, problem=problem)
-            options.append(
-                Option(
-                    found.policy,
-                    found.profile,
-                    True,
-                    limit - found.profile.peak_bytes,
-                    found.time_factor,
-                    found.error,
-                    found.errors if found.error else "exact",
-                    _edits(goal.describe()),
-                    ", ".join(f"{count} {name}" for name, count in summary(found.policy).items()),
-                )
-            )
-        except NoPlanError as error:
-            skipped.append(f"{goal.describe()}: {error}")
+            if policy.budget is None:
+                options.append(judge.option(policy, trace(step, policy)))
+            else:
+                known = problem if policy.budget.offload == goal.budget.offload else None
+                found = resolve(step, policy, machine=machine, plain=plain.profile, problem=known)
+                options.append(judge.planned(found, policy))
+        except (PolicyError, CheckpointError) as error:  # such as recompute without blocks
+            skipped.append(f"{policy.describe()}: {str(error).splitlines()[0]}")
     weight = goal.budget.error_weight
     options.sort(
         key=lambda o: (
@@ -265,14 +260,41 @@ class _Judge:
             _edits(policy.to_config()),
         )
 
+    def planned(self, found: Resolved, goal: Policy) -> Option:
+        """The planner's own choice."""
+        peak = found.profile.peak_bytes
+        return Option(
+            found.policy,
+            found.profile,
+            peak <= self.limit,
+            self.limit - peak,
+            found.time_factor,
+            found.error,
+            found.errors if found.error else "exact",
+            _edits(goal.describe()),
+            ", ".join(f"{count} {name}" for name, count in summary(found.policy).items()),
+        )
+
     def _recomputing(self, policy: Policy) -> float:
-        cost = {block.module: block.seconds for block in self.problem.blocks}
-        return sum(
-            cost.get(name, 0.0)
+        """Blocks, and functions that run again outside of them."""
+        names = [
+            name
             for rule in policy.rules
             if isinstance(rule.compressor, ModuleCompressor)
             for name in rule.modules(self.step.model)
+        ]
+        again = {
+            function
+            for rule in policy.effective_rules()
+            if isinstance(rule.compressor, FunctionCompressor)
+            for function in rule.compressor.functions
+        }
+        outside = sum(
+            seconds
+            for (module, function), seconds in self.problem.forward.items()
+            if function in again and not any(within(module, name) for name in names)
         )
+        return outside + sum(self.problem.forward_seconds(name) for name in names)
 
     def _packing(self, policy: Policy, traced: Trace) -> float:
         codecs = {rule.name: rule.compressor for rule in policy.rules}
@@ -312,8 +334,8 @@ class _Judge:
 
 
 def _edits(config: Any) -> tuple[str, ...]:
-    """``policy=...`` as it is typed on a command line."""
+    """``policy=...`` as `Recipe.override` takes it."""
     if isinstance(config, str):
         return (f"policy={config}",)
     text = yaml.safe_dump(config, default_flow_style=True, width=10**6, sort_keys=False)
-    return (f"policy='{text.strip()}'",)
+    return (f"policy={text.strip()}",)

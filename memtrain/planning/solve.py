@@ -1,10 +1,14 @@
 """The cheapest choice of actions under which the live bytes never exceed a budget.
 
 The excess over the budget is an area under the timeline. Greedily the move with the least added
-cost per area removed is made, until nothing is left over; then what turned out to be more than
-needed is taken back. Each tensor moves along the lower convex hull of its actions, where such a
-greedy choice is optimal up to its last step for a single point of time; with many points it is a
-heuristic, so there are several strategies, and the cheapest result counts.
+cost per area removed is made, until nothing is left over. Where moves only ever remove excess, it
+is a submodular cover, and such a choice costs at most 1 + ln(excess) times the least possible. A
+packed tensor takes more than a kept one while it is used, though, and blocks exclude tensors. So
+whatever tensor can do with a cheaper action afterwards gets it, there are several strategies, and
+the cheapest result counts.
+
+References: Wolsey, "An analysis of the greedy algorithm for the submodular set covering problem",
+1982.
 """
 
 from __future__ import annotations
@@ -12,19 +16,20 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from ..adaptive.allocate import Point, lower_hull
 from ..compressors import SlotKey
 from ..compressors.planned import KEPT
 from .problem import Action, Block, Change, Item, Problem
 
+#: What a choice changes: the first stretch of time, and bytes from there on.
+Delta: TypeAlias = tuple[int, np.ndarray]
+
 #: Squared relative gradient error that counts as much as doubling the step's time is 1 over this.
 ERROR_WEIGHT = 10.0
-#: Points of the timeline that are looked at, for each of two extreme choices.
-_POINTS = 800
 
 
 @dataclass(frozen=True)
@@ -84,23 +89,47 @@ def solve(
     return state.descend(strategy == "some blocks" and blocks is None, blocks is None)
 
 
-@dataclass
+def uniform(problem: Problem, budget_bytes: int, bits: int, blocks: Iterable[str] = ()) -> Choice:
+    """One action for all tensors, for each the nearest to it that it has.
+
+    Args:
+        problem: From `problem_of`.
+        budget_bytes: For the largest live bytes.
+        bits: The action.
+        blocks: Recomputed beside it.
+    """
+    names = set(blocks)
+    start = [block for block in problem.blocks if block.module in names]
+    state = _State(problem, budget_bytes, ERROR_WEIGHT, start)
+    state.level(bits)
+    return state.choice()
+
+
+@dataclass(eq=False)
 class _Curve:
-    """The actions of one item that some trade-off prefers, from all bytes to the fewest."""
+    """One item and the action that it has."""
 
     item: Item
-    steps: list[Action]
-    at: int = 0
-    covered: int = 0  # recomputed blocks it is inside of or entering
-    deltas: list[tuple[int, np.ndarray]] = field(default_factory=list)
+    #: Of each action, by bits.
+    deltas: dict[int, Delta]
+    action: Action
+    #: Recomputed blocks that it is inside of or enters.
+    covered: int = 0
 
-    @property
-    def action(self) -> Action:
-        return self.steps[self.at]
+
+class _Move(NamedTuple):
+    """A next step: cost per area, and the action; none where a block is recomputed."""
+
+    score: float
+    action: Action | None = None
 
 
 class _State:
-    """Live bytes under the choice so far."""
+    """Live bytes under the choice so far.
+
+    Between two moments at which some change starts or ends, all choices move the live bytes
+    equally, so of each such stretch only the highest point is looked at.
+    """
 
     def __init__(
         self,
@@ -112,12 +141,18 @@ class _State:
         self.problem = problem
         self.budget = budget
         self.weight = error_weight
-        self.curves = {item.slot: _Curve(item, self._hull(item)) for item in problem.items}
-        self.grid = self._grid()
-        self.live = problem.live[self.grid].astype(np.float64)
-        for curve in self.curves.values():
-            curve.deltas = [self._delta(action.changes) for action in curve.steps]
+        self.edges = _edges(problem)
+        self.live = np.maximum.reduceat(problem.live, self.edges[:-1]).astype(np.float64)
+        self.curves: list[_Curve] = []
+        for item in problem.items:
+            deltas = {bits: self._delta(action.changes) for bits, action in item.actions.items()}
+            self.curves.append(_Curve(item, deltas, item.actions[KEPT]))
         self.block_deltas = {b.module: self._delta(b.changes) for b in problem.blocks}
+        #: In the order of the items: the order of a set differs from process to process.
+        self.touched = {
+            b.module: [c for c in self.curves if (b.inside | b.entering) & c.item.shares.keys()]
+            for b in problem.blocks
+        }
         self.on: dict[str, Block] = {}
         for block in recomputed:
             self._recompute(block)
@@ -125,110 +160,120 @@ class _State:
     # ------------------------------------------------------------------ the search
 
     def descend(self, use_blocks: bool, free_blocks: bool) -> Choice:
-        heap: list[tuple[float, int, SlotKey | str]] = []
-        order = 0
+        """Searches.
 
-        def offer(what: SlotKey | str) -> None:
-            nonlocal order
-            score = self._score(what)
-            if score is not None:
-                order += 1
-                heapq.heappush(heap, (score, order, what))
+        Args:
+            use_blocks: Blocks may be recomputed that are not yet.
+            free_blocks: Blocks that are recomputed need not be.
+        """
+        while self._excess() > 0:
+            if not self._sweep(use_blocks):
+                return self.choice()
+        self._relax(free_blocks)
+        return self.choice()
 
-        for slot in self.curves:
-            offer(slot)
-        for block in self.problem.blocks if use_blocks else ():
-            offer(block.module)
+    def _sweep(self, use_blocks: bool) -> bool:
+        """Makes moves, the best one first, until none helps; whether it made one."""
+        heap: list[tuple[float, int, _Curve | Block]] = []
+        order = itertools.count()  # ties in a fixed order
+
+        def offer(what: _Curve | Block, move: _Move | None) -> None:
+            if move is not None:
+                heapq.heappush(heap, (move.score, next(order), what))
+
+        for what in (*self._free(), *(self.problem.blocks if use_blocks else ())):
+            offer(what, self._best(what))
+        moved = False
         while heap and self._excess() > 0:
             _, _, what = heapq.heappop(heap)
-            score = self._score(what)  # others have moved since it was offered
-            if score is None:
+            move = self._best(what)  # others have moved since it was offered
+            if move is None:
                 continue
-            if heap and score > heap[0][0]:
-                order += 1
-                heapq.heappush(heap, (score, order, what))
+            if heap and move.score > heap[0][0]:
+                offer(what, move)
                 continue
-            if isinstance(what, str):
-                self._recompute(next(b for b in self.problem.blocks if b.module == what))
+            moved = True
+            if isinstance(what, Block):
+                self._recompute(what)
             else:
-                self._move(self.curves[what], self.curves[what].at + 1)
-                offer(what)
-        self._relax(free_blocks)
-        return self._choice()
+                assert move.action is not None
+                self._move(what, move.action)
+                offer(what, self._best(what))
+        return moved
 
-    def _score(self, what: SlotKey | str) -> float | None:
-        """Cost added per area of excess removed by the next move, or None when there is none."""
-        if isinstance(what, str):
-            if what in self.on:
+    def level(self, bits: int) -> None:
+        """Gives every free tensor that action, or the nearest one."""
+        for curve in self._free():
+            actions = curve.item.actions
+            self._move(curve, actions[min(actions, key=lambda own: abs(own - bits))])
+
+    def _best(self, what: _Curve | Block) -> _Move | None:
+        """The move that adds the least cost per area of excess it removes; None if none does."""
+        if isinstance(what, Block):
+            if what.module in self.on:
                 return None
-            block = next(b for b in self.problem.blocks if b.module == what)
-            start, delta = self._block_delta(block)
-            refund = sum(self._cost(self.curves[s].action) for s in self._touched(block))
-            cost = block.seconds / (self.problem.seconds or 1.0) - refund
-        else:
-            curve = self.curves[what]
-            if curve.covered or curve.at + 1 >= len(curve.steps):
-                return None
-            start, delta = self._step_delta(curve, curve.at + 1)
-            cost = self._cost(curve.steps[curve.at + 1]) - self._cost(curve.action)
-        relief = self._relief(start, delta)
-        if relief <= 0:
-            return None
-        return max(cost, 0.0) / relief
+            relief = self._relief(self._block_delta(what.module))
+            refund = sum(self._cost(curve.action) for curve in self.touched[what.module])
+            cost = what.seconds / (self.problem.seconds or 1.0) - refund
+            return _Move(max(cost, 0.0) / relief) if relief > 0 else None
+        best, now = None, self._cost(what.action)
+        for action in what.item.actions.values() if not what.covered else ():
+            relief = self._relief(self._step_delta(what, action))
+            if relief > 0:
+                score = max(self._cost(action) - now, 0.0) / relief
+                if best is None or score < best.score:
+                    best = _Move(score, action)
+        return best
 
     def _relax(self, blocks: bool) -> None:
         """Takes back what is not needed, the dearest first."""
-        if self._excess() > 0:
-            return
-        for module in sorted(self.on, key=lambda m: -self.on[m].seconds) if blocks else ():
-            self._try_without(self.on[module])
-        moved = [curve for curve in self.curves.values() if curve.at and not curve.covered]
-        for curve in sorted(moved, key=lambda c: -self._cost(c.action)):
-            while curve.at:
-                start, delta = self._step_delta(curve, curve.at - 1)
-                part = self.live[start : start + len(delta)] + delta
-                if part.max(initial=0) > self.budget:
-                    break
-                self._move(curve, curve.at - 1)
+        for block in sorted(self.on.values(), key=lambda b: -b.seconds) if blocks else ():
+            self._try_without(block)
+        moved = True
+        while moved:
+            moved = False
+            for curve in sorted(self._free(), key=lambda c: -self._cost(c.action)):
+                for action in sorted(curve.item.actions.values(), key=self._cost):
+                    if self._cost(action) >= self._cost(curve.action):
+                        break
+                    if self._fits(self._step_delta(curve, action)):
+                        self._move(curve, action)
+                        moved = True
+                        break
 
     def _try_without(self, block: Block) -> None:
         start, delta = self.block_deltas[block.module]
-        part = self.live[start : start + len(delta)] - delta
-        if part.max(initial=0) <= self.budget:
-            self.live[start : start + len(delta)] = part
+        if self._fits((start, -delta)):
+            self.live[start : start + len(delta)] -= delta
             del self.on[block.module]
-            for slot in self._touched(block):
-                self.curves[slot].covered -= 1
+            for curve in self.touched[block.module]:
+                curve.covered -= 1
 
     # ------------------------------------------------------------------ moves
 
-    def _move(self, curve: _Curve, to: int) -> None:
-        start, delta = self._step_delta(curve, to)
+    def _free(self) -> list[_Curve]:
+        return [curve for curve in self.curves if not curve.covered]
+
+    def _move(self, curve: _Curve, action: Action) -> None:
+        start, delta = self._step_delta(curve, action)
         self.live[start : start + len(delta)] += delta
-        curve.at = to
+        curve.action = action
 
     def _recompute(self, block: Block) -> None:
-        for slot in self._touched(block):
-            curve = self.curves[slot]
-            if curve.at:
-                self._move(curve, 0)
+        for curve in self.touched[block.module]:
+            self._move(curve, curve.item.actions[KEPT])
             curve.covered += 1
         start, delta = self.block_deltas[block.module]
         self.live[start : start + len(delta)] += delta
         self.on[block.module] = block
 
-    def _touched(self, block: Block) -> list[SlotKey]:
-        return [slot for slot in (*block.inside, *block.entering) if slot in self.curves]
+    def _step_delta(self, curve: _Curve, action: Action) -> Delta:
+        return _difference(curve.deltas[action.bits], curve.deltas[curve.action.bits])
 
-    def _step_delta(self, curve: _Curve, to: int) -> tuple[int, np.ndarray]:
-        return _difference(curve.deltas[to], curve.deltas[curve.at])
-
-    def _block_delta(self, block: Block) -> tuple[int, np.ndarray]:
-        total = self.block_deltas[block.module]
-        for slot in self._touched(block):
-            curve = self.curves[slot]
-            if curve.at and not curve.covered:
-                total = _difference(total, curve.deltas[curve.at])
+    def _block_delta(self, module: str) -> Delta:
+        total = self.block_deltas[module]
+        for curve in self.touched[module]:
+            total = _difference(total, curve.deltas[curve.action.bits])
         return total
 
     # ------------------------------------------------------------------ sums
@@ -239,72 +284,53 @@ class _State:
     def _excess(self) -> float:
         return float(np.maximum(self.live - self.budget, 0).sum())
 
-    def _relief(self, start: int, delta: np.ndarray) -> float:
-        before = self.live[start : start + len(delta)] - self.budget
-        after = before + delta
-        return float(np.maximum(before, 0).sum() - np.maximum(after, 0).sum())
+    def _fits(self, delta: Delta) -> bool:
+        start, change = delta
+        part = self.live[start : start + len(change)] + change
+        return part.max(initial=0) <= self.budget
 
-    def _choice(self) -> Choice:
-        bits = {
-            slot: KEPT if curve.covered else curve.action.bits
-            for slot, curve in self.curves.items()
-        }
-        used = [c.action for c in self.curves.values() if not c.covered]
+    def _relief(self, delta: Delta) -> float:
+        start, change = delta
+        before = self.live[start : start + len(change)] - self.budget
+        return float(np.maximum(before, 0).sum() - np.maximum(before + change, 0).sum())
+
+    def choice(self) -> Choice:
+        """What was chosen so far."""
+        used = [curve.action for curve in self._free()]
         peak = int(self.live.max(initial=0))
         return Choice(
-            bits,
+            {slot: c.action.bits for c in self.curves for slot in c.item.shares},
             tuple(self.on),
             peak,
-            sum(a.seconds for a in used) + sum(b.seconds for b in self.on.values()),
+            self.problem.again_seconds
+            + sum(a.seconds for a in used)
+            + sum(b.seconds for b in self.on.values()),
             sum(a.error for a in used),
             peak <= self.budget,
         )
 
     # ------------------------------------------------------------------ set-up
 
-    def _hull(self, item: Item) -> list[Action]:
-        # Every action holds its bytes over the same time, so bytes alone order them.
-        kept = item.actions[KEPT]
-        points = [Point(0, self._cost(kept), KEPT)]
-        points += [
-            Point(sum(c.bytes for c in action.changes), self._cost(action), bits)
-            for bits, action in item.actions.items()
-            if bits != KEPT and sum(c.bytes for c in action.changes) < 0
-        ]
-        return [item.actions[point.bits] for point in lower_hull(points)]
-
-    def _grid(self) -> np.ndarray:
-        live = self.problem.live
-        lowest = live.astype(np.float64)
-        for curve in self.curves.values():
-            for change in curve.steps[-1].changes:
-                lowest[change.start : change.end] += change.bytes
-        return np.unique(np.concatenate([_tops(live), _tops(lowest)]))
-
-    def _delta(self, changes: Iterable[Change]) -> tuple[int, np.ndarray]:
-        spans = [
-            (int(np.searchsorted(self.grid, c.start)), int(np.searchsorted(self.grid, c.end)), c)
-            for c in changes
-        ]
-        spans = [(a, b, c) for a, b, c in spans if a < b]
+    def _delta(self, changes: Iterable[Change]) -> Delta:
+        spans = [(*np.searchsorted(self.edges, (c.start, c.end)), c.bytes) for c in changes]
         if not spans:
             return 0, np.zeros(0)
         start, end = min(a for a, _, _ in spans), max(b for _, b, _ in spans)
         delta = np.zeros(end - start)
-        for a, b, change in spans:
-            delta[a - start : b - start] += change.bytes
-        return start, delta
+        for a, b, count in spans:
+            delta[a - start : b - start] += count
+        return int(start), delta
 
 
-def _tops(live: np.ndarray) -> np.ndarray:
-    """The highest point of each of many equal stretches."""
-    edges = np.unique(np.linspace(0, len(live), min(_POINTS, len(live)) + 1).astype(int))
-    return np.array([a + int(np.argmax(live[a:b])) for a, b in itertools.pairwise(edges)])
+def _edges(problem: Problem) -> np.ndarray:
+    """Where the stretches begin, and the end of the last."""
+    holders = (*problem.blocks, *(a for item in problem.items for a in item.actions.values()))
+    marks = {0, len(problem.live)}
+    marks.update(mark for h in holders for c in h.changes for mark in (c.start, c.end))
+    return np.array(sorted(mark for mark in marks if mark <= len(problem.live)))
 
 
-def _difference(
-    one: tuple[int, np.ndarray], other: tuple[int, np.ndarray]
-) -> tuple[int, np.ndarray]:
+def _difference(one: Delta, other: Delta) -> Delta:
     """``one - other``, both as a start and values."""
     if not len(other[1]):
         return one

@@ -36,23 +36,32 @@ def is_component(path: Path) -> bool:
 def expand(path: Path, value: Any) -> Any:
     """The mapping that a string stands for: ``"gact:bits=2"`` -> ``{name: gact, bits: 2}``.
 
-    Values that are not strings are returned as they are.
+    Values that are not strings are returned as they are. A budget is no registry entry:
+    ``"budget:60%"`` -> ``{budget: 60%}``.
     """
     if not isinstance(value, str):
         return value
     if registry_of(path) is not compressors:
         return {"name": value}
     name, _, arguments = value.partition(":")
-    options: dict[str, Any] = {"name": name}
+    goal = name == "budget" and path == ("policy",)
+    if goal and not arguments:
+        return value
+    options: dict[str, Any] = {} if goal else {"name": name}
     for position, argument in enumerate(filter(None, arguments.split(","))):
         key, equals, text = argument.partition("=")
         if not equals:
-            fields = config_fields(compressors, name) if position == 0 else []
-            if not fields:
+            first = "budget" if goal else next(iter(_option_fields(name)), None)
+            if position or first is None:
                 return value  # not a form we know: the policy's own check explains it
-            key, text = fields[0].name, argument
+            key, text = first, argument
         options[key.strip()] = read_value(text)
     return options
+
+
+def is_goal(policy: Mapping[str, Any]) -> bool:
+    """Whether a policy is a budget for the whole step, and names no compressor."""
+    return "budget" in policy and not policy.keys() & {"name", "rules"}
 
 
 def option_names(path: Path, name: Any) -> set[str] | None:
@@ -93,6 +102,10 @@ def config_fields(registry: Registry, name: str) -> list[dataclasses.Field]:
     if name not in registry:
         return []
     return [f for f in dataclasses.fields(registry.get(name).Config) if f.init]
+
+
+def _option_fields(name: str) -> list[str]:
+    return [field.name for field in config_fields(compressors, name)]
 
 
 def optimizer_arguments(name: str) -> Mapping[str, inspect.Parameter]:

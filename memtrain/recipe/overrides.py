@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .._errors import ConfigError, did_you_mean
-from .components import expand, is_complete, is_component, option_names, rule_names
+from .components import expand, is_complete, is_component, is_goal, option_names, rule_names
 from .document import Document, Path, join_path, read_value, split_path
 
 #: Keys of which only one may be set: an override of one removes the other.
@@ -101,7 +101,7 @@ class _Editor:
         path, parent = self._descend(path, create=True)
         old = expand(path, _child(parent, path[-1]))
         old = dict(old) if isinstance(old, Mapping) else {}
-        if "rules" in given:
+        if "rules" in given or _other_kind(path, old, given, complete):
             kept = {}
         elif complete:
             kept = {k: v for k, v in old.items() if k in rule_names(path)}
@@ -122,7 +122,7 @@ class _Editor:
         self.document.places[path] = self.place
         if dropped:
             told = ", ".join(f"{key}={_short(value)}" for key, value in dropped.items())
-            change = f"{old.get('name', 'rules')} -> {new.get('name', 'rules')}"
+            change = f"{_kind(old)} -> {_kind(new)}"
             self.notices.append(f"{join_path(path)}: {change} drops {told}")
 
     def _delete(self, path: Path) -> None:
@@ -209,6 +209,23 @@ class _Editor:
     def _note(self, path: Path) -> None:
         self._forget(path)
         self.document.places[path] = self.place
+
+
+def _other_kind(path: Path, old: Mapping, given: Mapping, complete: bool) -> bool:
+    """Whether a budget replaces a compressor or the other way round: they share no keys.
+
+    A mapping with a budget and no name sets the option of a compressor that has such a one.
+    """
+    if path != ("policy",):
+        return False
+    if is_goal(old):
+        return "name" in given
+    own = option_names(path, old.get("name")) or ()
+    return bool(old) and is_goal(given) and (complete or "budget" not in own)
+
+
+def _kind(component: Mapping) -> Any:
+    return component.get("name", "budget" if is_goal(component) else "rules")
 
 
 _MISSING = object()

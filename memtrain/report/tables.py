@@ -74,6 +74,7 @@ def policies_table(rows: Sequence[Row]) -> Table:
             Column("saved", _bytes("saved_bytes_after")),
             *_TIME,
             Column("gradient error", _error),
+            Column("", lambda r: r.get("note"), right=False),
         ],
     )
 

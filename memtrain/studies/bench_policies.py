@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
+from .._errors import NoPlanError
 from ..planning import Step, resolve, trace
 from ..policy import Policy
 from ..profiling import Profile
@@ -38,7 +40,7 @@ def bench_policies(
     repeats: int = 3,
     step: Step | None = None,
 ) -> list[Row]:
-    """One row for each policy; ratios are to the first.
+    """One row for each policy; ratios are to the first. A budget that nothing meets has a note.
 
     Args:
         name: Of `memtrain.studies.library`; only a title when ``step`` is given.
@@ -49,39 +51,46 @@ def bench_policies(
         step: Any other step to bench.
 
     Raises:
-        MemtrainError: A policy is not valid, or no plan fits.
+        MemtrainError: A policy is not valid.
     """
     step = step or library_model(name).step(batch, length, real=True)
     plain = trace(step).profile
     rows, contenders = [], []
     for value in policies:
         wanted = Policy.from_config(value)
-        policy = resolve(step, wanted, plain=plain).policy if wanted.budget else wanted
+        try:
+            policy = resolve(step, wanted, plain=plain).policy if wanted.budget else wanted
+        except NoPlanError as error:
+            rows.append({"policy": wanted.describe(), "note": str(error)})
+            continue
         contender, errors = _adapted(step, policy)
         contenders.append(contender)
         rows.append(_measured(step, contender) | errors)
-    for row, seconds in zip(rows, _times(step, contenders, repeats), strict=True):
+    measured = [row for row in rows if "peak_bytes" in row]
+    for row, seconds in zip(measured, _times(step, contenders, repeats), strict=True):
         row["step_seconds"] = seconds
     return add_ratios(rows)
 
 
 def _adapted(step: Step, policy: Policy) -> tuple[_Contender, Row]:
     session = Session(step.model, policy)
-    closure = _closure(step)
     try:
-        with session:
-            closure().backward()
+        step.loss(session, step.batches[0]).backward()
         step.model.zero_grad(set_to_none=True)
-        session.step(closure)
-        check = session.selfcheck(closure)
+        session.step(_closure(step, one=True))
+        check = session.selfcheck(_closure(step))
         state = session.state_dict()
     finally:
         session.detach()
     return _Contender(policy, state), {"relative_error": check.relative_error}
 
 
-def _closure(step: Step) -> Callable[[], Tensor]:
-    return lambda: step.loss_fn(step.model, step.batches[0])
+def _closure(step: Step, *, one: bool = False) -> Callable[[], Tensor]:
+    """Forward and loss of the batch, or of its first sample, which is enough to adapt."""
+    batch = step.batches[0]
+    if one:
+        batch = tree_map(lambda x: x[:1] if isinstance(x, Tensor) and x.dim() else x, batch)
+    return lambda: step.loss_fn(step.model, batch)
 
 
 def _measured(step: Step, contender: _Contender) -> Row:

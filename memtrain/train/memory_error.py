@@ -95,12 +95,12 @@ def _edits(plan: Plan, profile: Profile, run: Run) -> list[str]:
         nearest = min(plan.options, key=lambda option: option.profile.peak_bytes)
         lines = [
             f"No policy fits into {format_bytes(plan.limit_bytes)}; the nearest is "
-            f"{' '.join(nearest.edits)} with {format_bytes(nearest.profile.peak_bytes)}."
+            f"{nearest.command} with {format_bytes(nearest.profile.peak_bytes)}."
         ]
     else:
         lines = [f"Changes that fit into {format_bytes(plan.limit_bytes)}, the cheapest first:"]
         lines += [
-            f"  {' '.join(option.edits)}  ({format_bytes(option.profile.peak_bytes)}, about "
+            f"  {option.command}  ({format_bytes(option.profile.peak_bytes)}, about "
             f"{option.time_factor:.2f}x the time)"
             for option in fitting[:_EDITS]
         ]

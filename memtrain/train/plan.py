@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from .._errors import MemtrainError
+from .._errors import MemtrainError, PolicyError
 from .._units import format_bytes
 from ..adaptive import costs_of
 from ..compressors.planned import Planned
 from ..families import Family
-from ..planning import Largest, Machine, Plan, Resolved, Step, resolve
+from ..planning import Largest, Machine, NoValuesError, Plan, Resolved, Step, resolve
 from ..planning.batch import search
 from ..planning.budget import summary
 from ..planning.errors import ErrorModel
@@ -24,6 +24,8 @@ from ..recipe.build import build_data, build_family
 from . import checkpoint
 from .predict import recipe_step
 from .rundir import CHECKPOINTS, LAST, read_json, write_json
+
+T = TypeVar("T")
 
 #: In a run directory: the machine's rates and the rules that a budget became.
 PLAN_FILE = "plan.json"
@@ -47,7 +49,16 @@ def plan_recipe(
         MemtrainError: The recipe cannot be built or traced, or the run has measured nothing.
     """
     errors = measured_errors(calibration) if calibration is not None else None
-    return plan_step(recipe_step(recipe), goal, policies, errors=errors)
+    family = build_family(recipe)
+    return _traceable(recipe, family, lambda step: plan_step(step, goal, policies, errors=errors))
+
+
+def _traceable(recipe: Recipe, family: Family, work: Callable[[Step], T]) -> T:
+    """``work`` on the recipe's step: with fake weights, or with real ones where it needs those."""
+    try:
+        return work(recipe_step(recipe, family))
+    except NoValuesError:
+        return work(recipe_step(recipe, family, real=True))
 
 
 def measured_errors(run: Path) -> ErrorModel:
@@ -71,7 +82,7 @@ def measured_errors(run: Path) -> ErrorModel:
 
 def largest_batches(
     recipe: Recipe, limit: str | int, margin: float, policies: Iterable[Any]
-) -> list[Largest]:
+) -> tuple[list[Largest], list[str]]:
     """The largest batch that fits, under each policy.
 
     Args:
@@ -79,6 +90,9 @@ def largest_batches(
         limit: Bytes for the peak of a step.
         margin: Share of it to leave free.
         policies: The first is what the others are compared with.
+
+    Returns:
+        One for each policy, and why others could not be tried.
 
     Raises:
         MemtrainError: The family's batches have no size.
@@ -97,11 +111,24 @@ def largest_batches(
         options = options[part] if isinstance(options, Mapping) else getattr(options, part)
     bytes_ = usable_bytes(limit, margin)
 
-    def sized(size: int) -> Step:
-        changed = recipe.override(f"family.{key}={size}")
-        return recipe_step(changed, build_family(changed, data))
+    most = build_family(recipe.override(f"family.{key}=1"), data).steps_per_epoch()
 
-    return [search(sized, Policy.from_config(policy), bytes_, int(options)) for policy in policies]
+    def largest(policy: Policy, real: bool = False) -> Largest:
+        def sized(size: int) -> Step:
+            changed = recipe.override(f"family.{key}={size}")
+            return recipe_step(changed, build_family(changed, data), real=real)
+
+        return search(sized, policy, bytes_, int(options), most)
+
+    rows, skipped = [], []
+    for policy in map(Policy.from_config, policies):
+        try:
+            rows.append(largest(policy))
+        except NoValuesError:
+            rows.append(largest(policy, real=True))
+        except PolicyError as error:  # such as recompute without blocks
+            skipped.append(f"{policy.describe()}: {error}")
+    return rows, skipped
 
 
 def run_policy(
@@ -123,7 +150,7 @@ def run_policy(
     machine = None
     if folder is not None and (folder / PLAN_FILE).exists():
         machine = Machine.from_dict(read_json(folder / PLAN_FILE)["machine"])
-    return resolve(recipe_step(recipe, family), policy, machine=machine)
+    return _traceable(recipe, family, lambda step: resolve(step, policy, machine=machine))
 
 
 def write_plan(folder: Path, plan: Resolved) -> None:
