@@ -125,8 +125,10 @@ class Adaptation:
             else:
                 self._start_in_place(session)
 
-    def calibrate(self, session: Session, closure: Callable[[], Tensor]) -> Calibration:
+    def calibrate(self, session: Session, closure: Callable[[], Tensor]) -> Calibration | None:
         """Measures on the closure's batch, allocates, and checks the result jointly.
+
+        None when all of that batch's tensors are too small to be packed: then the bits stay.
 
         Raises:
             PolicyError: The budget is below what the narrowest widths take.
@@ -137,6 +139,12 @@ class Adaptation:
             found, exact = self._measure(run, slot_elements(report))
             if not report.rows:
                 report = session.report()  # before any step: the calibration batch decides
+            if not found.elements and session.packer.rows:
+                session.note(
+                    "The calibration batch is too small for any of its tensors to be packed, so "
+                    "the bits stay as they are. Lower min_bytes, or calibrate with a larger batch."
+                )
+                return None
             if not found.elements:
                 raise PolicyError(
                     "The calibration batch reached none of the tensors that the policy compresses. "

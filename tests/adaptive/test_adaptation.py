@@ -284,3 +284,15 @@ def test_recorder_measures_an_exact_zero_for_what_is_not_rounded():
     loss.backward()
     cost = recorder.result().costs[SlotKey("", "linear", 0, "in0")]
     assert cost[1] == 0.0
+
+
+def test_a_calibration_batch_too_small_to_be_packed_leaves_the_bits_as_they_are():
+    torch.manual_seed(0)
+    model = Uneven()
+    session = memtrain.compress(model, "gact:4")  # nothing below 16 KiB is packed
+    with session:
+        model(torch.randn(512, 64)).sum().backward()
+    with pytest.warns(memtrain.MemtrainWarning, match="too small for any of its tensors"):
+        session.step(lambda: model(torch.randn(4, 64)).sum())
+    assert not session.adaptation.plan
+    assert session.report().ratio > 4
