@@ -13,6 +13,7 @@ from .._errors import PolicyError
 from .._report import Report
 from ..compressors import PackContext, SlotKey
 from ..compressors.gact import Gact
+from ..compressors.planned import Planned
 from .allocate import Point
 from .paper import paper
 from .passes import Passes, energy, passes, squared_error
@@ -89,7 +90,13 @@ class Adaptation:
             rules: Of the policy.
             replan: Finds the plan from measured costs where the policy has a planner of its own.
         """
-        adaptive = [r.compressor for r in rules if getattr(r.compressor, "adaptive", False)]
+        adaptive = [
+            rule.compressor
+            for rule in rules
+            if getattr(rule.compressor, "adaptive", False)
+            # A written plan has no goal that measured errors could serve.
+            and (replan is not None or not isinstance(rule.compressor, Planned))
+        ]
         if len(adaptive) > 1:
             raise PolicyError(
                 f"A policy can have one adaptive rule, this has {len(adaptive)}. One budget over "

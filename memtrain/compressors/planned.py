@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -19,6 +20,9 @@ from .offload import Offload
 #: Plans hold bits on the device: all of them, or none.
 KEPT, MOVED = 32, 0
 ACTIONS = (MOVED, *WIDTHS, KEPT)
+
+#: What ``str`` makes of a `SlotKey`.
+_SLOT = re.compile(r".+:[^:#]+(#\d+)?\.\w+")
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,11 @@ class PlannedConfig:
             f"plan[{slot!r}]: {bits!r} is not valid. Choose from {list(ACTIONS)}."
             for slot, bits in self.plan.items()
             if bits not in ACTIONS
+        ]
+        problems += [
+            f"plan[{slot!r}]: no slot. Write one as reports do, such as blocks.0.conv:linear.in0."
+            for slot in self.plan
+            if not _SLOT.fullmatch(slot)
         ]
         if self.default not in ACTIONS:
             problems.append(f"default: {self.default} is not valid. Choose from {list(ACTIONS)}.")
@@ -85,11 +94,19 @@ class Kept(SavedCompressor):
         return torch.empty(shape, dtype=dtype, device="meta").nbytes
 
 
+class Moved(Offload):
+    """The tensor, elsewhere. Bytes per element: 0."""
+
+    def describe(self, packed: Packed) -> str:
+        """Where."""
+        return " moved away"
+
+
 class Planned(Gact):
     """Keeps, moves or quantises each tensor as the plan says. Bytes per element: 4, 0, or bits / 8.
 
-    The plan is for one model and batch shape; the session improves its bits when it has measured
-    what errors cost, within the same budget.
+    The plan is for one model and batch shape. When it comes from a budget, the session improves
+    its bits once it has measured what errors cost; a written one stays as it is.
     """
 
     Config = PlannedConfig
@@ -110,7 +127,7 @@ class Planned(Gact):
         )
         self._slots = plan.slots
         self._kept = Kept(plan)
-        self._moved = Offload()
+        self._moved = Moved()
         self._quantisers = {
             bits: Blockwise(BlockwiseConfig(bits, plan.group, seed=plan.seed)) for bits in WIDTHS
         }

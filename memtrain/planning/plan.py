@@ -192,13 +192,13 @@ def plan_step(
 ) -> Plan:
     """`plan` for a step and a policy with a budget."""
     assert goal.budget is not None
+    wanted = [*presets(goal.budget.offload), goal] if policies is None else _parsed(policies)
     machine = Machine.measured()
     plain = trace(step)
     limit = goal.budget.limit_bytes(plain.profile.peak_bytes)
     problem = problem_of(step, machine=machine, offload=goal.budget.offload, errors=errors)
     judge = _Judge(step, problem, machine, errors or ErrorModel(), limit)
     options, skipped = [judge.option(Policy.from_config("none"), plain)], []
-    wanted = [*presets(goal.budget.offload), goal] if policies is None else _parsed(policies)
     for policy in wanted:
         try:
             if policy.budget is None:

@@ -185,7 +185,7 @@ class _Slot:
 
 def kept_policy() -> Policy:
     """Exact codecs and lineage only."""
-    return Policy.from_config({"name": "planned", "default": KEPT})
+    return Policy.from_config({"name": "planned", "default": KEPT, "optional": True})
 
 
 def replaced() -> frozenset[str]:

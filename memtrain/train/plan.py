@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,7 +12,16 @@ from .._units import format_bytes
 from ..adaptive import costs_of
 from ..compressors.planned import Planned
 from ..families import Family
-from ..planning import Largest, Machine, NoValuesError, Plan, Resolved, Step, resolve
+from ..planning import (
+    Largest,
+    Machine,
+    NoValuesError,
+    Option,
+    Plan,
+    Resolved,
+    Step,
+    resolve,
+)
 from ..planning.batch import search
 from ..planning.budget import summary
 from ..planning.errors import ErrorModel
@@ -50,7 +59,17 @@ def plan_recipe(
     """
     errors = measured_errors(calibration) if calibration is not None else None
     family = build_family(recipe)
-    return _traceable(recipe, family, lambda step: plan_step(step, goal, policies, errors=errors))
+    found = _traceable(recipe, family, lambda step: plan_step(step, goal, policies, errors=errors))
+    return replace(found, options=tuple(_for_recipe(option, recipe) for option in found.options))
+
+
+def _for_recipe(option: Option, recipe: Recipe) -> Option:
+    """With edits that leave nothing of the recipe's own policy, such as its ``min_bytes``."""
+    edits = ("~policy", *option.edits)
+    kept = recipe.override(*option.edits).policy
+    if option.policy.off or kept == recipe.override(*edits).policy:
+        return option
+    return replace(option, edits=edits)
 
 
 def _traceable(recipe: Recipe, family: Family, work: Callable[[Step], T]) -> T:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from ..families import Family
-from ..planning import NoValuesError, Step, Trace, fake_tensors, trace
+from ..planning import NoValuesError, Step, Trace, fake_tensors, resolve, trace
+from ..policy import Policy
 from ..profiling import Profile
 from ..profiling.holders import tensors_of
 from ..recipe.build import build_family
@@ -58,6 +59,8 @@ def recipe_step(recipe: Recipe, family: Family | None = None, *, real: bool = Fa
 def trace_recipe(recipe: Recipe, family: Family | None = None, *, real: bool = False) -> Trace:
     """The step of a recipe under its policy: on fake tensors, unless it needs real ones.
 
+    A budget becomes the rules that a run would have.
+
     Args:
         recipe: What to trace.
         family: Built from the recipe when None.
@@ -65,15 +68,22 @@ def trace_recipe(recipe: Recipe, family: Family | None = None, *, real: bool = F
 
     Raises:
         MemtrainError: The recipe cannot be built, or an operator has no fake implementation.
+        NoPlanError: Nothing fits into the policy's budget.
     """
     family = family or build_family(recipe)
-    seed = recipe.run.seed
     if not real:
         try:
-            return trace(recipe_step(recipe, family), recipe.policy, seed=seed)
+            return _trace(recipe_step(recipe, family), recipe, real=False)
         except NoValuesError:
             pass
-    return trace(recipe_step(recipe, family, real=True), recipe.policy, real=real, seed=seed)
+    return _trace(recipe_step(recipe, family, real=True), recipe, real=real)
+
+
+def _trace(step: Step, recipe: Recipe, *, real: bool) -> Trace:
+    policy = Policy.from_config(recipe.policy)
+    if policy.budget is not None:
+        policy = resolve(step, policy).policy
+    return trace(step, policy, real=real, seed=recipe.run.seed)
 
 
 def predict(run: Run) -> Profile:

@@ -289,6 +289,12 @@ def test_the_small_stem_keeps_the_resolution():
         assert (shapes[model.layer1], shapes[model.layer4]) == (first, last)
 
 
+def test_width_of_resnet_stays_above_what_crashes_a_library():
+    model = resnet18(width=1 / 64)
+    assert {conv.out_channels for conv in model.modules() if isinstance(conv, nn.Conv2d)} == {16}
+    assert resnet18(width=0.5).layer4[1].conv2.out_channels == 256
+
+
 def test_width_of_lite0_is_rounded_to_multiples_of_8():
     model = EfficientNetLite0(width=0.4)
     widths = {block._project_conv.out_channels for block in model._blocks}

@@ -93,11 +93,11 @@ def test_what_does_not_fit_is_named(tmp_path):
     path = str(tmp_path / "w.pth")
     torch.save(resnet(channels=1, classes=4).state_dict(), path)
     with pytest.raises(
-        MemtrainError, match=r"conv1\.weight is \(8, 1, 7, 7\) and not \(8, 1, 3, 3\)"
+        MemtrainError, match=r"conv1\.weight is \(16, 1, 7, 7\) and not \(16, 1, 3, 3\)"
     ):
         cnn(pretrained=path).build_model()
     with pytest.raises(MemtrainError, match=r"and \d+ more\. family\.model, family\.width"):
-        cnn(pretrained=path, stem="large", width=0.25).build_model()
+        cnn(pretrained=path, stem="large", width=0.5).build_model()
     torch.save({"conv1.weight": torch.zeros(1), "other": torch.zeros(1)}, path)
     with pytest.raises(MemtrainError, match=r"bn1\.weight is missing"):
         cnn(pretrained=path).build_model()

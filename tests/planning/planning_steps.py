@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -27,7 +28,7 @@ class _Rates(dict):
         return True
 
     def __missing__(self, key: str) -> float:
-        return 1e-9 if key.startswith("Offload") else 2e-10
+        return 1e-9 if key.startswith(("Offload", "Moved")) else 2e-10
 
 
 #: Fixed rates, so that plans are the same on every machine.
@@ -38,7 +39,7 @@ def _cross_entropy(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     return F.cross_entropy(model(batch[0]), batch[1])
 
 
-def mlp(width: int = 96, rows: int = 384, layers: int = 3) -> Step:
+def mlp(width: int = 96, rows: int = 384, layers: int = 2) -> Step:
     """Linear, batch norm and relu: what norms save is derived from their input."""
     torch.manual_seed(0)
     model = nn.Sequential(
@@ -136,7 +137,7 @@ def transformer(autocast: torch.dtype | None = None) -> Step:
     def loss(model: nn.Module, x: Tensor) -> Tensor:
         return F.cross_entropy(model(x[:, :-1]).flatten(0, 1), x[:, 1:].flatten())
 
-    optimizer = torch.optim.AdamW(model.parameters())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
     return Step(model, (tokens,), loss, optimizer, autocast=autocast)
 
 
@@ -161,6 +162,10 @@ STEPS: dict[str, Callable[[], Step]] = {
     "transformer": transformer,
     "gnn": gnn,
 }
+
+
+#: The large one only where someone asks for slow tests.
+NAMES = ["mlp", "cnn", "transformer", "gnn", pytest.param("gpt2", marks=pytest.mark.slow)]
 
 
 @dataclass(frozen=True)

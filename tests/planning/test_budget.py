@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import os
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from planning_steps import MACHINE, STEPS, Case, case, gnn, mlp, modelled
+from planning_steps import MACHINE, NAMES, STEPS, Case, case, gnn, mlp, modelled
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -27,6 +28,7 @@ from memtrain.planning.plan import Option, _Judge
 from memtrain.planning.problem import problem_of
 from memtrain.policy import Policy
 
+SLOW = pytest.mark.slow
 PRESETS = ("planned:default=32", "blockwise:8", "gact:4", "gact:2", "recompute")
 
 
@@ -48,11 +50,13 @@ def fitting(case: Case, percents: range, **options) -> list[Resolved]:
 # ---------------------------------------------------------------------- the budget holds
 
 
-@pytest.mark.parametrize("name", list(STEPS))
+@pytest.mark.parametrize(
+    "name", ["mlp", "transformer", "gnn", *[pytest.param(name, marks=SLOW) for name in STEPS]]
+)
 def test_the_real_peak_is_the_traced_one_and_within_the_budget(name) -> None:
     one = case(name)
-    found = fitting(one, range(95, 0, -13))
-    assert len(found) >= 3
+    found = fitting(one, range(90, 30, -20))
+    assert len(found) >= 2
     seen = set()
     for plan in found:
         assert plan.profile.peak_bytes <= plan.limit_bytes
@@ -66,17 +70,30 @@ def test_the_real_peak_is_the_traced_one_and_within_the_budget(name) -> None:
     assert all(b >= a - 0.01 for a, b in itertools.pairwise(costs)), costs
 
 
-@pytest.mark.parametrize("name", list(STEPS))
-@pytest.mark.parametrize("weight", [0.0, 10.0, 1e6])
-def test_never_worse_than_a_single_technique_with_the_same_peak(name, weight) -> None:
-    one = case(name)
+@functools.cache
+def preset(name: str, text: str) -> Option:
+    one, policy = case(name), Policy.from_config(text)
     judge = _Judge(one.step, one.problem, MACHINE, ErrorModel(), 0)
-    for preset in PRESETS:
-        policy = Policy.from_config(preset)
-        option = judge.option(policy, trace(one.step, policy))
-        found = one.resolve(option.profile.peak_bytes, error_weight=weight)
+    return judge.option(policy, trace(one.step, policy))
+
+
+@pytest.mark.parametrize(
+    ("name", "weight"),
+    [
+        *[("mlp", 10.0), ("transformer", 10.0), ("gnn", 1e6)],
+        *[
+            pytest.param(name, weight, marks=SLOW)
+            for name in STEPS
+            for weight in (0.0, 1.0, 10.0, 1e3, 1e6)
+        ],
+    ],
+)
+def test_never_worse_than_a_single_technique_with_the_same_peak(name, weight) -> None:
+    for text in PRESETS:
+        option = preset(name, text)
+        found = case(name).resolve(option.profile.peak_bytes, error_weight=weight)
         assert found.profile.peak_bytes <= option.profile.peak_bytes
-        assert cost(found, weight) <= cost(option, weight) + 1e-9, preset
+        assert cost(found, weight) <= cost(option, weight) + 1e-9, text
 
 
 def test_a_plain_step_that_fits_stays_plain() -> None:
@@ -162,8 +179,7 @@ def test_offload_reaches_what_no_plan_decides_about() -> None:
 # ---------------------------------------------------------------------- nothing fits
 
 
-@pytest.mark.parametrize("margin", [0.0, 0.2])
-@pytest.mark.parametrize("name", ["mlp", "gnn"])
+@pytest.mark.parametrize(("name", "margin"), [("mlp", 0.2), ("gnn", 0.0)])
 def test_no_fit_says_how_near_it_comes_and_what_would_do(name, margin) -> None:
     one = case(name)
     limit = one.plain.base_bytes // 2
@@ -206,7 +222,7 @@ def gradients(step: Step, policy: Policy | None) -> list[Tensor]:
     return found
 
 
-@pytest.mark.parametrize("name", list(STEPS))
+@pytest.mark.parametrize("name", NAMES)
 def test_gradients_of_exact_plans_are_bit_identical(name) -> None:
     """Kept, derived and recomputed tensors, and exact codecs; dropout included."""
     one = case(name)
@@ -261,7 +277,7 @@ def test_measured_errors_change_the_plan_within_the_budget() -> None:
             super().__init__()
             self.main, self.side = (
                 nn.ModuleList(
-                    nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64), nn.GELU()) for _ in range(3)
+                    nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64), nn.GELU()) for _ in range(2)
                 )
                 for _ in range(2)
             )
@@ -308,7 +324,7 @@ def test_measured_errors_change_the_plan_within_the_budget() -> None:
     assert trace(step, found.policy, state=state).profile.peak_bytes == peaks[-1]
 
 
-@pytest.mark.parametrize("name", ["mlp", "transformer"])
+@pytest.mark.parametrize("name", ["mlp", pytest.param("transformer", marks=SLOW)])
 def test_an_adaptation_never_makes_it_worse(name) -> None:
     step = STEPS[name]()
     plain = trace(step).profile
@@ -369,7 +385,7 @@ print(json.dumps([bits, [rule.options.module for rule in found.policy.rules]]))
 """
 
 
-@pytest.mark.slow
+@SLOW
 def test_plans_do_not_depend_on_the_order_of_hashes() -> None:
     results = []
     for seed in ("1", "2", "3"):

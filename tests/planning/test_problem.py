@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from planning_steps import MACHINE, STEPS, Attention, case, gnn, mlp, modelled, transformer
+from planning_steps import MACHINE, NAMES, Attention, case, gnn, mlp, modelled, transformer
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import CheckpointError
@@ -27,7 +27,7 @@ KIB = 1024
 # ---------------------------------------------------------------------- the kept timeline
 
 
-@pytest.mark.parametrize("name", list(STEPS))
+@pytest.mark.parametrize("name", NAMES)
 def test_kept_timeline_is_the_ledger(name) -> None:
     """The largest live bytes within each moment, counted event by event."""
     ledger = case(name).problem.trace.ledger
@@ -100,7 +100,7 @@ def spread(problem: Problem, bits: int, every: int = 1) -> dict[SlotKey, int]:
     return chosen
 
 
-@pytest.mark.parametrize("name", list(STEPS))
+@pytest.mark.parametrize("name", NAMES)
 def test_modelled_peak_of_tensors(name) -> None:
     """Within 3%: what a model's own frames still refer to is not seen to be alive."""
     step = case(name).step
@@ -111,7 +111,7 @@ def test_modelled_peak_of_tensors(name) -> None:
         assert modelled(problem, chosen)[0].max() == pytest.approx(expected, rel=0.03)
 
 
-@pytest.mark.parametrize("name", list(STEPS))
+@pytest.mark.parametrize("name", NAMES)
 def test_modelled_peak_of_blocks(name) -> None:
     """All blocks and the last one: within 5%. The others alone: not below by more than 25%, since
     a tensor that was derived inside such a block has to be saved by the next one."""

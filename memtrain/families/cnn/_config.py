@@ -31,7 +31,7 @@ class CnnConfig:
         "resnet18",
         "resnet18, resnet50, vgg11, vgg16, efficientnet_lite0, timm:NAME, torchvision:NAME.",
     )
-    width: float = option(1.0, "Factor of every layer's channels.")
+    width: float = option(1.0, "Factor of every layer's channels; those of resnet stay 16 or more.")
     image_size: int | None = option(
         None, "Side in pixels that images are resized to; null leaves them as they are."
     )

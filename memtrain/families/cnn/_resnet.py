@@ -12,6 +12,9 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 _WIDTHS = (64, 128, 256, 512)
+#: With fewer, oneDNN writes past its memory in the backward pass of a shortcut that is laid out by
+#: pixel, and the process dies (github.com/uxlfoundation/oneDNN/issues/6035).
+_LEAST_WIDTH = 16
 
 
 class BasicBlock(nn.Module):
@@ -82,7 +85,7 @@ class ResNet(nn.Module):
         layers: Blocks of each stage.
         channels: C.
         classes: K.
-        width: Factor of every width.
+        width: Factor of every width; none gets below 16.
         small_stem: Start with a 3x3 convolution that keeps the image's size, as is usual for small
             images, in place of a 7x7 one and a pooling that leave a quarter of its side.
         dropout: Before the last layer; torchvision has none.
@@ -102,7 +105,7 @@ class ResNet(nn.Module):
         inplace: bool = True,
     ) -> None:
         super().__init__()
-        widths = [max(1, round(w * width)) for w in _WIDTHS]
+        widths = [max(_LEAST_WIDTH, round(w * width)) for w in _WIDTHS]
         self.conv1 = (
             _conv(channels, widths[0], 3) if small_stem else _conv(channels, widths[0], 7, 2)
         )
