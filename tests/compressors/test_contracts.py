@@ -97,6 +97,9 @@ class TestNarrowInt(SavedCompressorContract):
 def test_every_entry_is_covered():
     covered = {c.name for c in SavedCompressorContract.__subclasses__()}
     saved = {
-        name for name in compressors.names() if issubclass(compressors.get(name), SavedCompressor)
+        entry.name
+        for entry in compressors.entries()
+        if not entry.source.endswith("(in process)")  # another test's own
+        and issubclass(compressors.get(entry.name), SavedCompressor)
     }
     assert saved <= covered
