@@ -70,7 +70,7 @@ def test_draws_are_uniform_and_independent():
 
 
 def test_training_batches_are_augmented_and_no_others():
-    options = {"batch_size": 10, "channels_last": False}
+    options = {"batch_size": 10}
     plain = Cnn(CnnConfig(**options), DATA, seed=2)
     shifted = Cnn(CnnConfig(augmentation="crop_flip", **options), DATA, seed=2)
     order = np.random.default_rng([2, 4]).permutation(70)

@@ -62,7 +62,9 @@ class CnnConfig:
     # place, the normalised tensor before it is gone while the next layer runs, also when a block
     # is recomputed, which is where the peak then is.
     inplace: bool = option(True, "resnet, vgg: overwrite each normalised tensor with its ReLU.")
-    channels_last: bool = option(True, "Lay out images and weights pixel by pixel: faster.")
+    channels_last: bool = option(
+        False, "Lay out images and weights pixel by pixel, as GPUs want them in half precision."
+    )
 
     def __post_init__(self) -> None:
         has = self._options()

@@ -157,7 +157,8 @@ class Cnn(Family):
         if epoch is not None and self.config.augmentation == "crop_flip":
             limit = max(1, min(self.data.size) // _SHIFT_SHARE)
             images = augmented(images, draw(self.seed, epoch, index, limit))
-        x = torch.from_numpy(images).float().sub_(self._shift).mul_(self._scale)
+        shift, scale = torch.from_numpy(self._shift), torch.from_numpy(self._scale)
+        x = torch.from_numpy(images).float().sub_(shift).mul_(scale)
         if x.shape[2:] != (self._size, self._size) and self.config.image_size is not None:
             # Antialiased: a smaller image averages over pixels instead of dropping them.
             x = F.interpolate(x, (self._size, self._size), mode="bilinear", antialias=True)
@@ -166,8 +167,11 @@ class Cnn(Family):
         y = torch.from_numpy(self.data.labels[split][index])
         return ImageBatch(x.contiguous(memory_format=layout), y)
 
-    def _normalisation(self) -> tuple[Tensor, Tensor]:
-        """(C, 1, 1) each: what is taken from the bytes, and what the rest is multiplied by."""
+    def _normalisation(self) -> tuple[np.ndarray, np.ndarray]:
+        """(C, 1, 1) each: what is taken from the bytes, and what the rest is multiplied by.
+
+        Not tensors, since a step would be found to hold them.
+        """
         kind, channels = self.config.normalize, self.data.channels
         if kind == "auto":
             kind = "lite" if self.config.pretrained == PUBLISHED else "data"
@@ -180,10 +184,8 @@ class Cnn(Family):
                     f"family.normalize=imagenet is for 3 channels, and the data has {channels}. "
                     "Use family.normalize=data."
                 )
-            mean, std = (
-                np.array(v) if channels == 3 else np.array([np.mean(v)]) for v in _IMAGENET
-            )
-        shift, scale = (
-            torch.from_numpy(v).float().view(-1, 1, 1) for v in (255 * mean, 1 / (255 * std))
-        )
-        return shift, scale
+            # For grey images the mean over the colours.
+            mean, std = (np.resize(v if channels == 3 else np.mean(v), channels) for v in _IMAGENET)
+        shape = (channels, 1, 1)
+        shift, scale = 255 * mean, 1 / (255 * std)
+        return shift.astype(np.float32).reshape(shape), scale.astype(np.float32).reshape(shape)
