@@ -46,9 +46,9 @@ def test_all_sections_run_on_the_cpu():
     result = run(str(SCRIPT), "--cpu", "--quick")
     assert result.returncode == 0, result.stdout + result.stderr
     rows = section_rows(result.stdout)
-    assert set(rows) == {"slots", "selfcheck", "steps", "speeds", "kernels", "large"}
+    assert set(rows) == {"slots", "selfcheck", "steps", "profile", "speeds", "kernels", "large"}
     assert all(wrong == 0 for _, wrong in rows.values())
-    assert min(rows[name][0] for name in ("slots", "selfcheck", "steps", "kernels")) > 0
+    assert min(rows[name][0] for name in ("slots", "selfcheck", "profile", "kernels")) > 0
     assert "| memtrain | quantize_blockwise | 4 bit, float32 | cpu | " in result.stdout
     for policy in ("none", "gact", "blockwise:2", "recompute", "offload"):
         assert f"\n| {policy} | " in result.stdout

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
 from .._errors import MemtrainError, NoPlanError
 from ..compressors import ModuleCompressor
 from ..policy import Policy
 from ..profiling import Profile, usable_bytes
+from ..profiling.holders import tensors_of
 from .budget import resolve
 from .copies import fake_copy
 from .step import LossFunction, Step, default_loss
@@ -58,7 +59,7 @@ def largest_batch(
 
     Args:
         model: As in `memtrain.profile`, like the next two.
-        batch: A nest of tensors whose first dimension is the batch; it is resized.
+        batch: Anything with tensors; those whose first dimension is that of the first are resized.
         loss_fn: Of model and batch.
         optimizer: Of this model.
         budget: Bytes for the whole step.
@@ -72,20 +73,20 @@ def largest_batch(
     step = Step(model, (batch,), loss_fn, optimizer, None, autocast)
     (fake,), mode = fake_copy([step.batches])
     limit = usable_bytes(budget, margin)
-    start = _size(fake)
+    tensors = list(tensors_of(fake))[::-1]  # those of the first items first
+    start = next((t.shape[0] for t in tensors if t.dim()), None)
+    if start is None:
+        raise MemtrainError("The batch has no tensor with a first dimension to resize.")
     wanted = Policy.from_config({"budget": limit} if policy == "budget" else policy)
+
+    def resize(x: Tensor, size: int) -> Tensor:
+        whole = x.dim() and x.shape[0] == start
+        return x.new_empty((size, *x.shape[1:])) if whole else x
 
     def sized(size: int) -> Step:
         with mode:
-            resized = tree_map(
-                lambda x: (
-                    x.new_empty((size, *x.shape[1:]))
-                    if isinstance(x, Tensor) and x.dim() and x.shape[0] == start
-                    else x
-                ),
-                fake,
-            )
-        return replace(step, batches=tuple(resized))
+            memo: dict[int, Any] = {id(x): resize(x, size) for x in tensors}
+            return replace(step, batches=copy.deepcopy(fake, memo))
 
     return search(sized, wanted, limit, start)
 
@@ -170,11 +171,3 @@ def _next(known: Mapping[int, int], limit: int, low: int, high: int | None, halv
 def _line(known: Mapping[int, int], a: int, b: int, limit: int) -> int:
     slope = (known[b] - known[a]) / (b - a)
     return int(a + (limit - known[a]) / slope) if slope > 0 else b * 2
-
-
-def _size(batches: Any) -> int:
-    found: list[Tensor] = []
-    tree_map(lambda x: found.append(x) if isinstance(x, Tensor) and x.dim() else None, batches)
-    if not found:
-        raise MemtrainError("The batch has no tensor with a first dimension to resize.")
-    return found[0].shape[0]

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 import yaml
 from torch import nn
-from torch.utils.checkpoint import CheckpointError
 
 from .._errors import MemtrainError, NoPlanError, PolicyError
 from .._registry import compressors
@@ -207,7 +206,8 @@ def plan_step(
                 known = problem if policy.budget.offload == goal.budget.offload else None
                 found = resolve(step, policy, machine=machine, plain=plain.profile, problem=known)
                 options.append(judge.planned(found, policy))
-        except (PolicyError, CheckpointError) as error:  # such as recompute without blocks
+        except (PolicyError, RuntimeError) as error:
+            # Recompute without blocks, say, or with one whose second run differs from the first.
             skipped.append(f"{policy.describe()}: {str(error).splitlines()[0]}")
     weight = goal.budget.error_weight
     options.sort(

@@ -39,6 +39,15 @@ def _cross_entropy(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     return F.cross_entropy(model(batch[0]), batch[1])
 
 
+def spread_norms(model: nn.Module) -> nn.Module:
+    """Weights and biases of norms that are not one and zero, as after some training."""
+    for module in model.modules():
+        if "Norm" in type(module).__name__ and getattr(module, "weight", None) is not None:
+            nn.init.uniform_(module.weight, 0.5, 1.5)
+            nn.init.normal_(module.bias)
+    return model
+
+
 def mlp(width: int = 96, rows: int = 384, layers: int = 2) -> Step:
     """Linear, batch norm and relu: what norms save is derived from their input."""
     torch.manual_seed(0)
@@ -50,6 +59,7 @@ def mlp(width: int = 96, rows: int = 384, layers: int = 2) -> Step:
         nn.Linear(width, 8),
     )
     batch = torch.randn(rows, width), torch.randint(0, 8, (rows,))
+    spread_norms(model)
     return Step(model, (batch,), _cross_entropy, torch.optim.AdamW(model.parameters()))
 
 
@@ -67,6 +77,7 @@ def cnn() -> Step:
         nn.Flatten(), nn.Linear(32, 10),
     )  # fmt: skip
     batch = torch.randn(8, 3, 16, 16), torch.randint(0, 10, (8,))
+    spread_norms(model)
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     return Step(model, (batch,), _cross_entropy, optimizer)
 
@@ -131,7 +142,7 @@ class Transformer(nn.Module):
 def transformer(autocast: torch.dtype | None = None) -> Step:
     """Attention whose queries, keys and values share memory, and tied weights."""
     torch.manual_seed(0)
-    model = Transformer()
+    model = spread_norms(Transformer())
     tokens = torch.randint(0, 64, (4, 64))
 
     def loss(model: nn.Module, x: Tensor) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import UserDict
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -191,6 +193,35 @@ def test_only_what_has_the_size_of_the_batch_is_resized() -> None:
     given = (torch.randn(32, 8), [torch.randn(32, 8), torch.ones(8)], "fixed")
     found = largest_batch(net, given, weighted, budget="1MiB")
     assert found.batch > 1000
+
+
+def test_batches_of_any_kind() -> None:
+    """A dataclass, a tokenizer's result, a tuple and a bare tensor are resized alike."""
+
+    @dataclass
+    class Pair:
+        x: Tensor
+        y: Tensor
+        note: str = "kept"
+
+    def of_pair(model: nn.Module, batch: Any) -> Tensor:
+        return F.mse_loss(model(batch.x), batch.y)
+
+    def of_items(model: nn.Module, batch: Any) -> Tensor:
+        return F.mse_loss(model(batch["x"]), batch["y"])
+
+    net, x, y = nn.Linear(8, 8), torch.randn(4, 8), torch.randn(4, 8)
+    sizes = [
+        largest_batch(net, batch, loss, budget="1MiB").batch
+        for batch, loss in (
+            (Pair(x, y), of_pair),
+            (UserDict(x=x, y=y), of_items),
+            ((x, y), lambda model, batch: F.mse_loss(model(batch[0]), batch[1])),
+        )
+    ]
+    assert len(set(sizes)) == 1
+    assert sizes[0] > 1000
+    assert largest_batch(net, x, lambda model, x: model(x).mean(), budget="1MiB").batch > sizes[0]
 
 
 def test_mistakes() -> None:

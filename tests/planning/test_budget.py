@@ -205,34 +205,61 @@ def test_an_unresolved_budget_cannot_be_installed() -> None:
 # ---------------------------------------------------------------------- gradients
 
 
-def gradients(step: Step, policy: Policy | None) -> list[Tensor]:
+def gradients(step: Step, policy: Policy | None) -> tuple[list[Tensor], bool]:
+    """Gradients, and whether some tensor was derived."""
     torch.manual_seed(1)
     session = memtrain.compress(step.model, policy) if policy is not None else None
+    derived = False
     for batch in step.batches:
         if session is None:
             loss = step.loss_fn(step.model, batch)
         else:
             with session:
                 loss = step.loss_fn(step.model, batch)
+            derived |= any(row.action == "derived" for row in session.report().rows)
         (loss / len(step.batches)).backward()
     found = [p.grad.clone() for p in step.model.parameters() if p.grad is not None]
     step.model.zero_grad(set_to_none=True)
     if session is not None:
         session.detach()
-    return found
+    return found, derived
+
+
+def error(a: list[Tensor], b: list[Tensor]) -> float:
+    """Squared and relative."""
+    wrong = sum(float((x - y).double().square().sum()) for x, y in zip(a, b, strict=True))
+    return wrong / sum(float(y.double().square().sum()) for y in b)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_gradients_of_exact_plans_are_bit_identical(name) -> None:
-    """Kept, derived and recomputed tensors, and exact codecs; dropout included."""
+def test_gradients_of_exact_plans(name) -> None:
+    """Kept and recomputed tensors and exact codecs change no bit, dropout included. What is derived
+    repeats its function with a formula of its own, which may round otherwise."""
     one = case(name)
-    plain = gradients(one.step, None)
-    for weight, budget in ((10.0, one.problem.live.max()), (1e6, one.problem.live.max() - 1)):
-        found = one.resolve(int(budget), error_weight=weight)
-        if found.error == 0.0:
-            assert all(map(torch.equal, gradients(one.step, found.policy), plain))
+    plain, _ = gradients(one.step, None)
+    most = int(one.problem.live.max())
+    for weight, budget in ((10.0, most), (1e6, most - 1)):
+        found = one.resolve(budget, error_weight=weight)
+        ours, derived = gradients(one.step, found.policy)
+        if found.error:
+            assert 1e-8 < error(ours, plain) < 1.0
+        elif derived:
+            assert error(ours, plain) < 1e-11
         else:
-            assert not all(map(torch.equal, gradients(one.step, found.policy), plain))
+            assert all(map(torch.equal, ours, plain))
+
+
+def test_recomputed_and_kept_tensors_change_no_bit() -> None:
+    """Without derivations, all of it is the very same arithmetic."""
+    step = case("mlp").step
+    plain, _ = gradients(step, None)
+    for policy in (
+        {"name": "planned", "default": 32, "lineage": False},
+        {"rules": [{"name": "recompute"}, {"name": "planned", "default": 32}], "lineage": False},
+    ):
+        ours, derived = gradients(step, Policy.from_config(policy))
+        assert not derived
+        assert all(map(torch.equal, ours, plain))
 
 
 def test_a_tensor_that_is_only_saved_beside_a_recomputed_block_is_kept() -> None:
@@ -247,7 +274,7 @@ def test_a_tensor_that_is_only_saved_beside_a_recomputed_block_is_kept() -> None
     policy = search._policy(choice)
     rows = {str(row.key): row.action for row in trace(step, policy).report.rows}
     assert rows["1.0:linear.in0"] == "planned kept"
-    assert all(map(torch.equal, gradients(step, policy), gradients(step, None)))
+    assert error(gradients(step, policy)[0], gradients(step, None)[0]) < 1e-11
 
 
 # ---------------------------------------------------------------------- once errors are measured

@@ -250,6 +250,9 @@ def test_edits_bring_an_option_into_a_recipe(before, monkeypatch) -> None:
     for option in found.options:
         changed = Policy.from_config(recipe(before).override(*option.edits).policy)
         own = Policy.from_config(option.policy.to_config())
+        if own.off:
+            assert changed.off
+            continue
         assert (changed.budget, changed.exact) == (own.budget, own.exact)
         assert [(r.options, r.min_bytes, r.compressor.config) for r in changed.rules] == [
             (r.options, r.min_bytes, r.compressor.config) for r in own.rules

@@ -26,20 +26,24 @@ from memtrain.train.plan import PLAN_FILE, measured_errors
 class _Rates(dict):
     """The same seconds per byte for every compressor."""
 
-    def __init__(self, rate: float) -> None:
-        super().__init__()
-        self.rate = rate
+    rate = 2e-10
 
     def __contains__(self, key: object) -> bool:
         return True
 
     def __missing__(self, key: str) -> float:
-        return self.rate
+        return self.setdefault(key, self.rate)
 
 
-def use(monkeypatch: pytest.MonkeyPatch, rate: float = 2e-10) -> None:
+class _Slow(_Rates):
+    """Packing takes far longer than anything else."""
+
+    rate = 1e-7
+
+
+def use(monkeypatch: pytest.MonkeyPatch, rates: type[_Rates] = _Rates) -> None:
     """Another machine."""
-    made = Machine(5e10, 5e9, _Rates(rate))
+    made = Machine(5e10, 5e9, rates())
     monkeypatch.setattr(Machine, "measured", classmethod(lambda cls: made))
 
 
@@ -112,12 +116,14 @@ def test_a_budget_above_the_plain_peak_trains_plainly(tmp_path) -> None:
 
 
 def test_an_exact_plan_trains_the_same(tmp_path) -> None:
-    """Everything kept or derived; and recomputed where errors are dear."""
+    """Kept, derived and recomputed tensors; what is derived has the rounding of its own formula."""
     plain = train(recipe(tmp_path / "a", "policy=none"))
     for name, budget in (("b", "90%"), ("c", "72%,error_weight=1e6")):
         run = train(recipe(tmp_path / name, f"policy=budget:{budget}"))
         assert read(run, PLAN_FILE)["error"] == 0.0
-        assert untimed(run.dir) == untimed(plain.dir)
+        for one, other in zip(untimed(run.dir), untimed(plain.dir), strict=True):
+            if "lr" in one:
+                assert one["loss"] == pytest.approx(other["loss"], rel=1e-5)
 
 
 def test_nothing_fits_and_nothing_is_written(tmp_path) -> None:
@@ -161,12 +167,13 @@ def stop_at(step: int):
 
 @pytest.mark.parametrize("step", [1, 3])
 def test_resume_is_bit_equal_on_a_machine_of_other_rates(tmp_path, monkeypatch, step) -> None:
-    straight = train(recipe(tmp_path / "a"))
+    budget = "policy=budget:70%"
+    straight = train(recipe(tmp_path / "a", budget))
     with pytest.raises(KeyboardInterrupt):
-        train(recipe(tmp_path / "b"), progress=stop_at(step))
+        train(recipe(tmp_path / "b", budget), progress=stop_at(step))
     before = read(tmp_path / "b" / "run", PLAN_FILE)
-    use(monkeypatch, rate=1e-7)  # on which packing takes far longer than anything else
-    resumed = train(recipe(tmp_path / "b"), resume="auto")
+    use(monkeypatch, _Slow)
+    resumed = train(recipe(tmp_path / "b", budget), resume="auto")
     assert resumed.dir == tmp_path / "b" / "run"
     assert untimed(resumed.dir) == untimed(straight.dir)
     assert same_tensors(
@@ -181,9 +188,9 @@ def test_resume_is_bit_equal_on_a_machine_of_other_rates(tmp_path, monkeypatch, 
 
 def test_other_rates_would_make_another_plan(tmp_path, monkeypatch) -> None:
     """So that the test above has something to find."""
-    one = train(recipe(tmp_path / "a", "train.epochs=1", "policy=budget:72%"))
-    use(monkeypatch, rate=1e-7)
-    other = train(recipe(tmp_path / "b", "train.epochs=1", "policy=budget:72%"))
+    one = train(recipe(tmp_path / "a", "train.epochs=1", "policy=budget:70%"))
+    use(monkeypatch, _Slow)
+    other = train(recipe(tmp_path / "b", "train.epochs=1", "policy=budget:70%"))
     assert read(one, PLAN_FILE)["rules"] != read(other, PLAN_FILE)["rules"]
 
 
@@ -198,11 +205,22 @@ def test_resume_with_accumulation_dropout_and_schedule(tmp_path) -> None:
     assert untimed(resumed.dir) == untimed(straight.dir)
 
 
-def test_another_budget_is_another_recipe(tmp_path) -> None:
+def test_a_run_goes_on_under_another_budget(tmp_path) -> None:
+    """What a run saves memory with is not what it trains."""
     with pytest.raises(KeyboardInterrupt):
-        train(recipe(tmp_path), progress=stop_at(2))
-    with pytest.raises(MemtrainError, match=r"policy.budget: 62% -> 70%"):
-        train(recipe(tmp_path, "policy=budget:70%"), resume=tmp_path / "run")
+        train(recipe(tmp_path, "policy=budget:90%"), progress=stop_at(2))
+    before = read(tmp_path / "run", PLAN_FILE)
+    notices: list[str] = []
+    resumed = train(
+        recipe(tmp_path, "policy=budget:62%"),
+        resume=tmp_path / "run",
+        progress=lambda event, **v: notices.append(v["text"]) if event == "notice" else None,
+    )
+    after = read(resumed, PLAN_FILE)
+    assert after["limit_bytes"] < before["limit_bytes"]
+    assert resumed.summary["peak_bytes"] <= after["limit_bytes"]
+    assert resumed.summary["peak_bytes"] == resumed.summary["predicted_peak_bytes"]
+    assert "The policy changes from budget:90% to budget:62%." in notices
 
 
 # ---------------------------------------------------------------------- beside a run
