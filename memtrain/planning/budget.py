@@ -224,7 +224,8 @@ class Search:
             made,
             text=self.policy.text,
             config=self.policy.config,
-            replan=self._replanner(choice.blocks),
+            # Where everything is kept, no measured error can make anything better.
+            replan=self._replanner(choice.blocks) if set(plan.values()) - {KEPT} else None,
         )
 
     def _replanner(self, blocks: Sequence[str]) -> Callable[[Sensitivities], dict[SlotKey, int]]:

@@ -364,15 +364,32 @@ def test_an_adaptation_never_makes_it_worse(name) -> None:
     session.detach()
 
 
+def test_a_plan_that_rounds_nothing_measures_nothing() -> None:
+    one = case("mlp")
+    found = one.resolve(int(one.problem.live.max()))
+    session = memtrain.compress(one.step.model, found.policy)
+    assert session.adaptation is None
+    session.detach()
+
+
 def test_a_new_plan_recomputes_the_same_blocks() -> None:
     """With a session on the model, whose copies are traced then with their blocks recomputed."""
-    step = gnn()
-    budget = int(problem_of(step, machine=MACHINE).live.max() * 0.97)
-    goal = Policy.from_config({"budget": budget, "error_weight": 1e6})
-    found = resolve(step, goal, machine=MACHINE)
-    assert found.policy.rules[0].name == "recompute"
+    step = mlp(layers=3)
+    problem = problem_of(step, machine=MACHINE)
+    goal = Policy.from_config("budget:50%")
+    names = [problem.blocks[0].module]
+    kept = Search(step, problem, MACHINE, goal.budget, 1 << 40, goal).run(names)  # type: ignore
+    assert kept is not None
+    limit = int(kept.profile.peak_bytes * 0.9)
+    found = Search(step, problem, MACHINE, goal.budget, limit, goal).run(names)  # type: ignore
+    assert found is not None
+    assert [rule.name for rule in found.policy.rules] == ["recompute", "planned"]
+    assert found.error > 0
     session, peaks, _ = steps_under(step, found.policy)
-    assert peaks[1] == peaks[2] == found.profile.peak_bytes
+    (calibration,) = session.adaptation.history
+    assert calibration.measured_error <= calibration.uniform_error
+    assert peaks[1] == peaks[2] <= limit
+    assert [r.name for r in session.packer.rules if r.name == "recompute"] == ["recompute"]
     session.detach()
 
 
