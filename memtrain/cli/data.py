@@ -59,7 +59,7 @@ def fetch(
         if files is None:
             rows.append({"name": name, "folder": None, "size_bytes": 0})
             if not json:
-                _console.say(f"{name}: generated, nothing to fetch")
+                _console.say(f"{name}: nothing to fetch")
             continue
         try:
             with _shown():
@@ -87,7 +87,7 @@ def _row(name: str, summary: str) -> dict[str, Any]:
     except MemtrainError as error:
         return {**row, "status": "broken", "folder": None, "error": str(error)}
     if files is None:
-        return {**row, "status": "generated", "folder": None}
+        return {**row, "status": "no download", "folder": None}
     folder = find(files)
     return {
         **row,

@@ -62,6 +62,11 @@ def _gradient_of_input(result: tuple, func: Any, args: tuple) -> tuple:
     return (None if first is None else torch.empty_like(first, dtype=args[1].dtype), *others)
 
 
+def _asked_for(result: tuple, func: Any, args: tuple) -> tuple:
+    """What ``output_mask``, the last argument, leaves out is not made."""
+    return tuple(x if asked else None for x, asked in zip(result, args[-1], strict=True))
+
+
 def _reduced_in_place(result: Tensor, func: Any, args: tuple) -> Tensor:
     """The losses of all elements are reduced in their own buffer, which stays as large."""
     if result.dim():
@@ -110,6 +115,7 @@ def _hashable(value: Any) -> Any:
 
 _REPAIRS: dict[Any, Callable[[Any, Any, tuple], Any]] = {
     aten.native_batch_norm.default: _statistics,
+    aten.native_batch_norm_backward.default: _asked_for,
     aten.native_layer_norm.default: _statistics,
     aten.native_group_norm.default: _statistics,
     aten.native_group_norm_backward.default: _gradient_of_input,

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .._errors import MemtrainError, did_you_mean, require
+from ..losses import chunked_cross_entropy
 from ..planning import Step, fake_tensors
 
 _IGNORED = -100
@@ -111,8 +112,16 @@ def _loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     return F.cross_entropy(logits.flatten(0, -2), batch["labels"].flatten(), ignore_index=_IGNORED)
 
 
+def _chunked_loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    hidden = model.transformer(batch["input_ids"]).last_hidden_state
+    return chunked_cross_entropy(hidden, model.lm_head.weight, batch["labels"])
+
+
 LIBRARY: dict[str, LibraryModel] = {
     "gpt2": LibraryModel("GPT-2-small", _gpt2, _tokens, _loss, 2, 512),
+    "gpt2-chunked": LibraryModel(
+        "GPT-2-small, chunked loss", _gpt2, _tokens, _chunked_loss, 2, 512
+    ),
     "bert-large": LibraryModel("BERT-large", _bert_large, _sentences, _loss, 2, 512),
     "resnet50": LibraryModel("ResNet-50", _resnet50, _images, _loss, 4, 224),
 }

@@ -15,11 +15,11 @@ import torch
 from .._errors import MemtrainError
 from .._units import format_bytes
 from ..planning import Plan
-from ..planning.plan import plan_step
 from ..policy import Policy
 from ..profiling import Profile, in_use_bytes
 from .errors import RunFailedError
-from .predict import predict, recipe_step
+from .plan import plan_recipe
+from .predict import predict
 
 if TYPE_CHECKING:
     from .loop import Run
@@ -68,7 +68,7 @@ def out_of_memory(
         limit = _limit_bytes(run, profile)
         lines += _where(profile)
         goal = Policy.from_config({"budget": limit})
-        lines += _edits(plan_step(recipe_step(run.recipe, run.family), goal), profile, run)
+        lines += _edits(plan_recipe(run.recipe, goal, family=run.family), profile, run)
     except MemtrainError as problem:  # the first error matters more than its explanation
         lines.append(f"What would fit cannot be told: {problem}")
     return RunFailedError("\n".join([*lines, checkpoint]))

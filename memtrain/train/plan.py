@@ -45,6 +45,8 @@ def plan_recipe(
     goal: Policy,
     policies: Iterable[Any] | None = None,
     calibration: Path | None = None,
+    *,
+    family: Family | None = None,
 ) -> Plan:
     """Compares policies for a recipe's step; its own policy is not used.
 
@@ -53,12 +55,13 @@ def plan_recipe(
         goal: A policy with a budget.
         policies: To compare; None takes all presets and the planner's own choice.
         calibration: A run whose adaptive policy has measured what errors cost this model.
+        family: Of the recipe, where it is built already.
 
     Raises:
         MemtrainError: The recipe cannot be built or traced, or the run has measured nothing.
     """
     errors = measured_errors(calibration) if calibration is not None else None
-    family = build_family(recipe)
+    family = family or build_family(recipe)
     found = _traceable(recipe, family, lambda step: plan_step(step, goal, policies, errors=errors))
     return replace(found, options=tuple(_for_recipe(option, recipe) for option in found.options))
 

@@ -38,7 +38,7 @@ def test_list_shows_every_dataset_and_where_it_is(monkeypatch, empty_cache):
     assert sorted(rows) == datasets.names()
     assert rows["cora"]["status"] == "here"
     assert rows["cora"]["folder"] == str(empty_cache / "cora")
-    assert rows["sbm"]["status"] == "generated"
+    assert rows["sbm"]["status"] == "no download"
     assert rows["pubmed"]["status"] == "not here"
     assert {name: rows[name]["size_bytes"] for name in SIZES} == SIZES
     table = run("list")

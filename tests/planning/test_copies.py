@@ -139,6 +139,13 @@ def _norm_gradient() -> tuple:
     return (torch.randn_like(x), x, *statistics, weight, 4, 8, 5, 2, [True, True, True])
 
 
+def _batch_norm_gradient(*asked: bool) -> tuple:
+    x, mean, deviation = torch.randn(4, 8, 5), torch.randn(8), torch.rand(8)
+    weight = torch.randn(8)
+    running = torch.zeros(8), torch.ones(8)
+    return (torch.randn_like(x), x, weight, *running, mean, deviation, True, 1e-5, [*asked])
+
+
 #: Operator -> calls of it; the first one of each is where PyTorch's own fake is wrong.
 CASES: dict[Any, list[Callable[[], tuple]]] = {
     aten.native_batch_norm.default: [
@@ -148,6 +155,10 @@ CASES: dict[Any, list[Callable[[], tuple]]] = {
         lambda: (mixed(16, 8)[0], None, None, None, None, True, 0.1, 1e-5),
         lambda: (*mixed(16, 8), torch.zeros(8), torch.ones(8), False, 0.1, 1e-5),
         lambda: (*[t.to(HALF) for t in mixed(16, 8)], None, None, True, 0.1, 1e-5),
+    ],
+    aten.native_batch_norm_backward.default: [
+        lambda: _batch_norm_gradient(False, True, True),
+        lambda: _batch_norm_gradient(True, True, True),
     ],
     aten.native_layer_norm.default: [
         lambda: (mixed(4, 8)[0], [8], *mixed(4, 8)[1:], 1e-5),
@@ -177,7 +188,8 @@ CASES: dict[Any, list[Callable[[], tuple]]] = {
 
 def sizes(results: Any) -> list[tuple]:
     results = [results] if isinstance(results, Tensor) else results
-    return [(tuple(r.shape), r.stride(), r.dtype, r.untyped_storage().nbytes()) for r in results]
+    made = [r for r in results if r is not None]
+    return [(tuple(r.shape), r.stride(), r.dtype, r.untyped_storage().nbytes()) for r in made]
 
 
 @pytest.mark.parametrize("operator", CASES, ids=str)

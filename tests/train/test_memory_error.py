@@ -136,9 +136,9 @@ def test_the_tensors_of_the_failed_step_are_gone_before_it_is_explained(
     tmp_path, failing, monkeypatch
 ) -> None:
     held = []
-    plain = memory_error.plan_step
+    plain = memory_error.plan_recipe
 
-    def plan_step(*args, **kwargs):
+    def looking(*args, **kwargs):
         import gc
 
         gc.collect()
@@ -148,7 +148,7 @@ def test_the_tensors_of_the_failed_step_are_gone_before_it_is_explained(
         return plain(*args, **kwargs)
 
     failing(5, ERRORS[0])
-    monkeypatch.setattr(memory_error, "plan_step", plan_step)
+    monkeypatch.setattr(memory_error, "plan_recipe", looking)
     with pytest.raises(RunFailedError):
         train(tiny_family.recipe(tmp_path, *WIDE))
     assert not [x for x in held if not _fake(x)]
