@@ -207,6 +207,69 @@ class LeakyReLU(Derivation):
         return torch.where(mask > 0, call.sources[0], call.sources[0] * call.constants[0])
 
 
+class Hardtanh(Derivation):
+    """The input inside the interval, and the nearer end of it where the saved mask says outside.
+
+    Args:
+        low: Of the interval, where the call does not say.
+        high: The same.
+    """
+
+    def __init__(self, low: float = -1.0, high: float = 1.0) -> None:
+        self.low, self.high = low, high
+
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Bound | None:
+        """``F.hardtanh(input, min_val, max_val, inplace)``, ``F.relu6(input, inplace)``."""
+        x = _one(args, kwargs)
+        numbers = [v for v in args[1:] if not isinstance(v, bool)]
+        low = _get((x, *numbers), kwargs, 1, "min_val", self.low)
+        high = _get((x, *numbers), kwargs, 2, "max_val", self.high)
+        return None if x is None else ((x,), (float(low), float(high)))
+
+    def needed(
+        self, kept: Mapping[str, Any], constants: tuple[Any, ...]
+    ) -> Mapping[str, Any] | None:
+        """The mask."""
+        return _mask(kept)
+
+    def apply(self, call: Restored) -> Tensor:
+        """Two selections an element."""
+        (x,), (low, high) = call.sources, call.constants
+        (saved,) = call.saved.values()
+        inside = (saved > low) & (saved < high)
+        return torch.where(inside, x, torch.where(x * 2 > low + high, high, low).to(x.dtype))
+
+
+class MaxPool(Derivation):
+    """The elements of the input at the indices that the call saved.
+
+    Args:
+        dims: Spatial dimensions.
+    """
+
+    def __init__(self, dims: int) -> None:
+        self.dims = dims
+
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Bound | None:
+        """``F.max_pool2d(input, ...)``: where the maxima were is among what it saves."""
+        x = _one(args, kwargs)
+        return None if x is None else ((x,), ())
+
+    def needed(
+        self, kept: Mapping[str, Any], constants: tuple[Any, ...]
+    ) -> Mapping[str, Any] | None:
+        """The indices."""
+        found = {slot: k for slot, k in kept.items() if slot.startswith("out")}
+        return found if len(found) == 1 else None
+
+    def apply(self, call: Restored) -> Tensor:
+        """One gather; the indices count within a channel's plane."""
+        (x,), (index,) = call.sources, call.saved.values()
+        flat = index.flatten(-self.dims)
+        planes = x.flatten(-self.dims).view(*flat.shape[:-1], -1)
+        return planes.gather(-1, flat).view(index.shape)
+
+
 class Elementwise(Derivation):
     """A smooth function of one tensor and plain arguments, called again as it was.
 
@@ -301,6 +364,12 @@ layer_norm = LayerNorm()
 relu = Masked()
 dropout = Dropout()
 leaky_relu = LeakyReLU()
+hardtanh = Hardtanh()
+relu6 = Hardtanh(0.0, 6.0)
+max_pool1d = MaxPool(1)
+max_pool2d = MaxPool(2)
+max_pool3d = MaxPool(3)
+pad = Elementwise(torch.nn.functional.pad)
 gelu = Elementwise(torch.nn.functional.gelu)
 silu = Elementwise(torch.nn.functional.silu)
 elu = Elementwise(torch.nn.functional.elu)

@@ -32,7 +32,7 @@ from .compressors._slots import KEEP, KEEP_SLOTS, STATISTICS, divides
 MIN_BYTES = 16 * 1024
 
 #: Lossless compressors that a policy tries first unless it says ``exact: false``.
-EXACT = ("attention", "shape_only", "bitmask", "narrow_int")
+EXACT = ("attention", "shape_only", "bitmask", "window_index", "narrow_int")
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import torch
 
 from memtrain._registry import compressors
-from memtrain.compressors import SavedCompressor
+from memtrain.compressors import PackContext, SavedCompressor, SlotKey
 from memtrain.testing import SavedCompressorContract
 
 
@@ -78,6 +78,26 @@ class TestShapeOnly(SavedCompressorContract):
 
     def test_gradient_error_of_a_small_network(self):
         """The network of the suite has no pooling; see test_slots.py."""
+
+
+class TestWindowIndex(SavedCompressorContract):
+    name = "window_index"
+    function = "max_pool1d"
+    slot = "out0"
+    arguments = (2,)
+    dtypes = (torch.int64,)
+    sizes_vary = True  # by the size of the window
+
+    def context(self, x, seed=1):
+        key = SlotKey("layer", self.function, 0, self.slot)
+        return PackContext(key, seed, {}, (x.repeat_interleave(2, dim=-1), *self.arguments))
+
+    def values(self, shape, dtype, seed=0):
+        shape = shape or (1,)  # a plane has at least one position
+        return super().values(shape, dtype, seed) + 2 * torch.arange(shape[-1])
+
+    def test_gradient_error_of_a_small_network(self):
+        """The network of the suite has no pooling; see test_window_index.py."""
 
 
 class TestNarrowInt(SavedCompressorContract):
