@@ -9,7 +9,7 @@ import typer
 from . import _console
 from ._recipe import JsonOption, split_policies
 
-ModelOption = Annotated[str, typer.Option(help="gpt2, bert-large or resnet50.")]
+ModelOption = Annotated[str, typer.Option(help="gpt2, gpt2-chunked, bert-large or resnet50.")]
 LengthOption = Annotated[
     int | None, typer.Option(help="Tokens, or pixels of an edge; the model's own when left out.")
 ]
@@ -30,7 +30,9 @@ def policies(
     from ..studies.bench_policies import bench_policies
 
     chosen = split_policies(policies)
-    rows = bench_policies(model, chosen, batch=batch, length=length, repeats=repeats)
+    rows = bench_policies(
+        model, chosen, batch=batch, length=length, repeats=repeats, tell=_console.note
+    )
     if json:
         _console.print_json({"rows": rows})
     else:

@@ -1,7 +1,7 @@
 """A library model's step under several policies: predicted and measured peak, time, gradient error.
 
-The policies share one model and take steps in turn. Before that each adapts once, if it can, and
-is traced twice: on fake tensors and really, with the plan it then has.
+The policies share one model and take steps in turn. Before that each adapts to the first sample,
+if it can, and is traced twice: on fake tensors and really, with the plan it then has.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ def bench_policies(
     length: int | None = None,
     repeats: int = 3,
     step: Step | None = None,
+    tell: Callable[[str], None] = lambda text: None,
 ) -> list[Row]:
     """One row for each policy; ratios are to the first. A budget that nothing meets has a note.
 
@@ -49,6 +50,7 @@ def bench_policies(
         length: Tokens, or pixels of an edge.
         repeats: Timed steps of each policy; the median counts.
         step: Any other step to bench.
+        tell: Told what is being done, since a large model takes minutes.
 
     Raises:
         MemtrainError: A policy is not valid.
@@ -56,7 +58,8 @@ def bench_policies(
     step = step or library_model(name).step(batch, length, real=True)
     plain = trace(step).profile
     rows, contenders = [], []
-    for value in policies:
+    for number, value in enumerate(policies, 1):
+        tell(f"{value}: policy {number} of {len(policies)}")
         wanted = Policy.from_config(value)
         try:
             policy = resolve(step, wanted, plain=plain).policy if wanted.budget else wanted
@@ -66,6 +69,7 @@ def bench_policies(
         contender, errors = _adapted(step, policy)
         contenders.append(contender)
         rows.append(_measured(step, contender) | errors)
+    tell(f"{repeats} timed steps of each")
     measured = [row for row in rows if "peak_bytes" in row]
     for row, seconds in zip(measured, _times(step, contenders, repeats), strict=True):
         row["step_seconds"] = seconds
@@ -75,7 +79,8 @@ def bench_policies(
 def _adapted(step: Step, policy: Policy) -> tuple[_Contender, Row]:
     session = Session(step.model, policy)
     try:
-        step.loss(session, step.batches[0]).backward()
+        with session:  # shows the policy its tensors
+            _closure(step, one=True)().backward()
         step.model.zero_grad(set_to_none=True)
         session.step(_closure(step, one=True))
         check = session.selfcheck(_closure(step))
@@ -108,15 +113,14 @@ def _measured(step: Step, contender: _Contender) -> Row:
 
 def _times(step: Step, contenders: Sequence[_Contender], repeats: int) -> list[float]:
     seconds: list[list[float]] = [[] for _ in contenders]
-    for round_ in range(repeats + 1):
+    for _ in range(repeats):  # tracing has warmed everything up
         for contender, found in zip(contenders, seconds, strict=True):
             session = Session(step.model, contender.policy)
             session.load_state_dict(contender.state)
             try:
                 started = time.perf_counter()
                 step.run(session)
-                if round_:  # the first round warms up
-                    found.append(time.perf_counter() - started)
+                found.append(time.perf_counter() - started)
             finally:
                 session.detach()
     return [median(found) or 0.0 for found in seconds]
