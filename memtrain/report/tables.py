@@ -58,6 +58,7 @@ def gradients_table(rows: Sequence[Row]) -> Table:
             Column("x first", lambda r: _times(r.get("error_ratio"))),
             Column("cosine", lambda r: _number(r.get("cosine"), 6)),
             *_SAVED,
+            Column("adapting", _seconds("adaptation_seconds")),
         ],
     )
 

@@ -83,7 +83,8 @@ def bench_gradients(
         steps: Plain steps before the comparison.
 
     Returns:
-        Relative error and cosine as means over the seeds, with the bytes they were bought for.
+        Relative error and cosine as means over the seeds, with the bytes they were bought for and
+        the seconds of one adaptation.
         Errors are norms of the difference over the norm of the exact gradient.
 
     Raises:
@@ -112,6 +113,7 @@ def bench_gradients(
         row["saved_bytes_before"] = median([check["before"] for check in found])
         row["saved_bytes_after"] = median([check["after"] for check in found])
         row["saved_ratio"] = _ratio(row["saved_bytes_before"], row["saved_bytes_after"])
+        row["adaptation_seconds"] = median([check["adaptation"] for check in found])
         rows.append(row)
     for row in rows:
         row["error_ratio"] = _ratio(row["relative_error"], rows[0]["relative_error"])
@@ -156,6 +158,7 @@ def _check(run: Run, weights: dict[str, Any]) -> dict[str, Any]:
     run.accelerator.backward(run.loss(batch))  # the first forward shows the session its tensors
     run.optimizer.zero_grad()
     run.session.step(calibration(run))
+    adaptation = run.session.calibration_seconds
     with run.session:
         run.loss(batch)
     saved = saved_memory(run.session, lambda: run.loss(batch), None)
@@ -165,6 +168,7 @@ def _check(run: Run, weights: dict[str, Any]) -> dict[str, Any]:
         "cosine": check.cosine,
         "before": saved.before_bytes,
         "after": saved.after_bytes,
+        "adaptation": adaptation,
     }
 
 
