@@ -38,7 +38,7 @@ class MemtrainCallback(TrainerCallback):
         >>> trainer.train()  # doctest: +SKIP
 
     Args:
-        policy: What `memtrain.compress` takes.
+        policy: A name, a name with options, a mapping, or a `Policy`, as in `memtrain.compress`.
         seed: Of stochastic rounding; the Trainer's when None.
 
     Raises:
