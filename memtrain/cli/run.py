@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,14 +14,21 @@ from .._errors import MemtrainError
 from .._units import format_bytes, format_seconds
 from . import _console
 from ._progress import RunProgress
-from ._recipe import OverridesArgument, RecipeArgument, load_recipe
+from ._recipe import OverridesArgument, load_recipe
 
 if TYPE_CHECKING:
     from ..recipe import Recipe
 
 
 def run_recipe(
-    recipe: RecipeArgument,
+    recipe: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="RECIPE",
+            help="A YAML file or a name of `memtrain list recipes`; a run to --resume has one.",
+            show_default=False,
+        ),
+    ] = None,
     overrides: OverridesArgument = None,
     resume: Annotated[
         str | None,
@@ -38,7 +46,7 @@ def run_recipe(
         raise MemtrainError("--print-config only prints: leave out --dry-run and --resume.")
     if dry_run and resume:
         raise MemtrainError("--dry-run writes and reads no run: leave out --resume.")
-    loaded = load_recipe(recipe, overrides)
+    loaded = load_recipe(*_recipe_of(recipe, overrides or [], resume))
     if print_config:
         typer.echo(loaded.to_yaml(commented=True), nl=False)
         return
@@ -53,6 +61,21 @@ def run_recipe(
         result = train(loaded, resume=resume, progress=progress)
     _show_facts(summary_rows(result.summary))
     _console.say(f"Run directory: {result.dir}")
+
+
+def _recipe_of(
+    recipe: str | None, overrides: list[str], resume: str | None
+) -> tuple[str, list[str]]:
+    """What to load, with which changes: without a RECIPE, that of the run to continue."""
+    if recipe is not None and "=" not in recipe:
+        return recipe, overrides
+    kept = Path(resume or "") / "recipe.resolved.yaml"
+    if resume in (None, "auto") or not kept.is_file():
+        raise MemtrainError(
+            "RECIPE is missing. Write memtrain run RECIPE, a YAML file or a name of `memtrain list "
+            "recipes`, or memtrain run --resume PATH with the directory of a run."
+        )
+    return str(kept), overrides if recipe is None else [recipe, *overrides]
 
 
 def _dry_run(recipe: Recipe) -> None:

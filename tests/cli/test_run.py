@@ -82,6 +82,17 @@ def test_resume(cli, tiny: str) -> None:
     assert "Run directory: out/tiny\n" in result.stdout
 
 
+def test_a_run_to_continue_has_its_own_recipe(cli, tiny: str) -> None:
+    for arguments in ((), ("train.epochs=2",), ("--resume", "auto"), ("--resume", "nowhere")):
+        result = cli("run", *arguments)
+        assert result.exit_code == 2
+        assert "memtrain run --resume PATH" in result.stderr
+    assert cli("run", tiny, "run.seed=3").exit_code == 0
+    result = cli("run", "--resume", "out/tiny", "train.epochs=6")
+    assert result.exit_code == 0, result.stderr
+    assert "step 6/6" in result.stderr
+
+
 def test_interrupted_run_continues(cli, tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(self: RunProgress, values: dict) -> None:
         if values["step"] == 2:
