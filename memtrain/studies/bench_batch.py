@@ -33,7 +33,7 @@ def bench_batch(
         found = search(lambda size: model.step(size, length, real=False), policy, limit, model.size)
         rows.append(
             {
-                "policy": policy.describe(),
+                "policy": value if value == "budget" else policy.describe(),
                 "batch": found.batch,
                 "batch_ratio": found.batch / rows[0]["batch"] if rows and rows[0]["batch"] else 1.0,
                 "predicted_peak_bytes": found.profile.peak_bytes if found.profile else None,
