@@ -2,8 +2,10 @@
 
 While the backward pass runs over exact tensors, every node that read a saved slot is called again,
 once for each width of that slot, and the change of its outputs is noted. A change that reaches a
-parameter counts directly. One on the edge to an earlier node counts by how much gradient energy of
-parameters lies behind that edge per energy on it.
+parameter counts directly. One on the edge to an earlier node is followed to the parameters behind
+it: every node is taken to pass errors on as it passes on the gradient itself. What a node passes on
+is compared with all that arrives there, so a branch beside a residual connection counts by its part
+of the sum.
 """
 
 from __future__ import annotations
@@ -61,11 +63,12 @@ class Sensitivities:
 
 @dataclass
 class _Node:
-    """One backward node: where its outputs go, and the energies seen there."""
+    """One backward node: the energies that arrive at it and that leave it, and the errors."""
 
     node: Any
     errors: dict[tuple[SlotKey, int], dict[int, float]] = field(default_factory=dict)
-    energies: dict[int, float] = field(default_factory=dict)
+    arriving: Tensor | float = 0.0
+    leaving: dict[int, Tensor] = field(default_factory=dict)
 
 
 class Recorder(SavedCompressor):
@@ -147,18 +150,15 @@ class Recorder(SavedCompressor):
     def _leaf_hook(self, node: Any) -> Callable:
         def note(gradients: tuple[Tensor | None, ...]) -> None:
             if gradients[0] is not None:
-                self._leaves[id(node)] += _energy(gradients[0])
+                self._leaves[id(node)] += float(_energy(gradients[0]))
 
         return note
 
     def _node_hook(self, record: _Node) -> Callable:
         def measure(outputs: tuple[Tensor | None, ...], inputs: tuple[Tensor | None, ...]) -> None:
             read, self._read = list(dict.fromkeys(self._read)), []
-            if not read:
-                return
-            for index, output in enumerate(outputs):
-                if output is not None:
-                    record.energies[index] = _energy(output)
+            record.arriving = sum(_energy(x) for x in inputs if x is not None)
+            record.leaving = {i: _energy(x) for i, x in enumerate(outputs) if x is not None}
             for key in read:
                 for bits in self.widths:
                     rough = self._again(record.node, inputs, outputs, (key, bits))
@@ -195,7 +195,7 @@ class Recorder(SavedCompressor):
 
     def result(self) -> Sensitivities:
         """Costs of all slots, once the backward pass is over."""
-        behind = self._energy_behind()
+        arriving = self._share_that_arrives()
         costs: Costs = {key: {} for key in self.elements}
         passed_on: Costs = {key: {} for key in self.elements}
         for record in self._nodes.values():
@@ -208,8 +208,8 @@ class Recorder(SavedCompressor):
                         continue
                     if id(target) in self._leaves:
                         direct += error
-                    elif record.energies.get(index, 0.0) > 0:
-                        passed += error * behind[id(target)] / record.energies[index]
+                    else:
+                        passed += error * arriving[id(target)]
                 costs[key][bits] = costs[key].get(bits, 0.0) + direct + passed
                 passed_on[key][bits] = passed_on[key].get(bits, 0.0) + passed
         return Sensitivities(
@@ -219,32 +219,27 @@ class Recorder(SavedCompressor):
             passed_on,
         )
 
-    def _energy_behind(self) -> dict[int, float]:
-        """Gradient energy of the distinct parameters reachable from each node."""
-        leaves = list(self._leaves)
-        bit = {leaf: 1 << i for i, leaf in enumerate(leaves)}
-        reach: dict[int, int] = dict(bit)
+    def _share_that_arrives(self) -> dict[int, float]:
+        """Per node, the squared error of parameters per squared error of what arrives there."""
+        shares: dict[int, float] = dict.fromkeys(self._leaves, 1.0)
         for start in self._nodes:
             stack = [start]
             while stack:
                 here = stack[-1]
-                if here in reach:
+                if here in shares:
                     stack.pop()
                     continue
-                targets = [id(t) for t, _ in self._nodes[here].node.next_functions if t is not None]
-                waiting = [t for t in targets if t not in reach and t in self._nodes]
+                record = self._nodes[here]
+                targets = [(i, id(t)) for i, (t, _) in enumerate(record.node.next_functions) if t]
+                waiting = [t for _, t in targets if t not in shares]
                 if waiting:
                     stack.extend(waiting)
                     continue
-                mask = 0
-                for target in targets:
-                    mask |= reach.get(target, 0)
-                reach[here] = mask
+                whole = float(record.arriving)
+                passed = sum(float(record.leaving.get(i, 0.0)) * shares[t] for i, t in targets)
+                shares[here] = passed / whole if whole > 0 else 0.0
                 stack.pop()
-        sums: dict[int, float] = {}
-        for mask in set(reach.values()):
-            sums[mask] = sum(self._leaves[leaf] for leaf in leaves if mask & bit[leaf])
-        return {node: sums[mask] for node, mask in reach.items()}
+        return shares
 
 
 def _aligned(
@@ -266,8 +261,8 @@ def _aligned(
     return found if all(same) else None
 
 
-def _energy(x: Tensor) -> float:
-    return float(_dense(x).float().square().sum())
+def _energy(x: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(_dense(x), dtype=torch.float32).square()
 
 
 def _difference(exact: Tensor, rough: Tensor) -> float:
