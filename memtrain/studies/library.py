@@ -112,7 +112,7 @@ def _loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     return F.cross_entropy(logits.flatten(0, -2), batch["labels"].flatten(), ignore_index=_IGNORED)
 
 
-def _chunked_loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+def _chunked_loss(model: Any, batch: dict[str, Tensor]) -> Tensor:
     hidden = model.transformer(batch["input_ids"]).last_hidden_state
     return chunked_cross_entropy(hidden, model.lm_head.weight, batch["labels"])
 
