@@ -187,7 +187,7 @@ class Dropout(Masked):
         return y.mul_(call.constants[0]) if mask.dtype == torch.bool else y
 
 
-class LeakyReLU(Derivation):
+class LeakyReLU(Masked):
     """The input, times the slope where the saved mask says that it was not positive."""
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Bound | None:
@@ -195,19 +195,13 @@ class LeakyReLU(Derivation):
         x = _one(args, kwargs)
         return None if x is None else ((x,), (_get(args, kwargs, 1, "negative_slope", 0.01),))
 
-    def needed(
-        self, kept: Mapping[str, Any], constants: tuple[Any, ...]
-    ) -> Mapping[str, Any] | None:
-        """The mask."""
-        return _mask(kept)
-
     def apply(self, call: Restored) -> Tensor:
         """One selection an element."""
         (mask,) = call.saved.values()
         return torch.where(mask > 0, call.sources[0], call.sources[0] * call.constants[0])
 
 
-class Hardtanh(Derivation):
+class Hardtanh(Masked):
     """The input inside the interval, and the nearer end of it where the saved mask says outside.
 
     Args:
@@ -225,12 +219,6 @@ class Hardtanh(Derivation):
         low = _get((x, *numbers), kwargs, 1, "min_val", self.low)
         high = _get((x, *numbers), kwargs, 2, "max_val", self.high)
         return None if x is None else ((x,), (float(low), float(high)))
-
-    def needed(
-        self, kept: Mapping[str, Any], constants: tuple[Any, ...]
-    ) -> Mapping[str, Any] | None:
-        """The mask."""
-        return _mask(kept)
 
     def apply(self, call: Restored) -> Tensor:
         """Two selections an element."""

@@ -230,7 +230,11 @@ class Recorder(SavedCompressor):
                     stack.pop()
                     continue
                 record = self._nodes[here]
-                targets = [(i, id(t)) for i, (t, _) in enumerate(record.node.next_functions) if t]
+                targets = [
+                    (i, id(t))
+                    for i, (t, _) in enumerate(record.node.next_functions)
+                    if t is not None
+                ]
                 waiting = [t for _, t in targets if t not in shares]
                 if waiting:
                     stack.extend(waiting)

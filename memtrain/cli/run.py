@@ -69,11 +69,16 @@ def _recipe_of(
     """What to load, with which changes: without a RECIPE, that of the run to continue."""
     if recipe is not None and "=" not in recipe:
         return recipe, overrides
-    kept = Path(resume or "") / "recipe.resolved.yaml"
-    if resume in (None, "auto") or not kept.is_file():
+    if resume in (None, "auto"):
         raise MemtrainError(
             "RECIPE is missing. Write memtrain run RECIPE, a YAML file or a name of `memtrain list "
             "recipes`, or memtrain run --resume PATH with the directory of a run."
+        )
+    kept = Path(resume) / "recipe.resolved.yaml"
+    if not kept.is_file():
+        raise MemtrainError(
+            f"--resume: {resume!r} is not a run directory: it has no {kept.name}. Give a RECIPE, "
+            "or the directory that the run named when it ended."
         )
     return str(kept), overrides if recipe is None else [recipe, *overrides]
 

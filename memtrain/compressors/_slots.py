@@ -89,25 +89,26 @@ TWO_VALUED = frozenset(
     ("dropout", "dropout_", "dropout1d", "dropout2d", "dropout3d", "feature_dropout")
 )
 
+#: Pooling that keeps where each maximum was -> its spatial dimensions.
+MAX_POOLING = {f"max_pool{n}d": n for n in (1, 2, 3)}
+ADAPTIVE_MAX_POOLING = {f"adaptive_max_pool{n}d": n for n in (1, 2, 3)}
+
+
+def with_indices(pooling: Mapping[str, int]) -> dict[str, int]:
+    """The same functions, and those that return the positions beside the maxima."""
+    return {**pooling, **{f"{name}_with_indices": n for name, n in pooling.items()}}
+
+
 #: Only the shape of the first argument is used: function -> slots.
-SHAPE_ONLY: dict[str, frozenset[str]] = {
-    name: frozenset(("in0",))
-    for name in (
-        "avg_pool1d",
-        "avg_pool2d",
-        "avg_pool3d",
-        "adaptive_avg_pool1d",
-        "adaptive_avg_pool2d",
-        "adaptive_avg_pool3d",
-        "max_pool1d",
-        "max_pool2d",
-        "max_pool3d",
-        "adaptive_max_pool1d",
-        "adaptive_max_pool2d",
-        "adaptive_max_pool3d",
+SHAPE_ONLY: dict[str, frozenset[str]] = dict.fromkeys(
+    (
+        *(f"{kind}_pool{n}d" for kind in ("avg", "adaptive_avg") for n in (1, 2, 3)),
+        *MAX_POOLING,
+        *ADAPTIVE_MAX_POOLING,
         "gather",
-    )
-}
+    ),
+    frozenset(("in0",)),
+)
 
 #: Statistics that the backward divides by or multiplies everything with: kept as they are.
 STATISTICS = frozenset(
@@ -124,10 +125,12 @@ KEEP = frozenset(
         # compared
         *("abs", "clamp", "clamp_min", "clamp_max", "maximum", "minimum", "max", "min"),
         *("amax", "amin", "fmax", "fmin", "where", "sort", "topk", "median", "copysign"),
+        *("scatter_reduce", "scatter_reduce_", "index_reduce", "index_reduce_", "segment_reduce"),
+        *("aminmax", "nanmedian", "nan_to_num", "nan_to_num_", "remainder", "fmod", "logcumsumexp"),
         *("prelu", "rrelu", "softshrink", "hardshrink", "hardswish", "hardsigmoid"),
         # divided by
         *("__rdiv__", "__rtruediv__", "reciprocal"),
-        *("log", "log2", "log10", "log1p", "sqrt", "rsqrt"),
+        *("log", "log2", "log10", "log1p", "sqrt", "rsqrt", "softsign", "lgamma", "polygamma"),
         *(
             "__rpow__",
             "norm",

@@ -13,14 +13,13 @@ from torch._subclasses.fake_tensor import FakeTensor
 import memtrain_kernels as kernels
 
 from ._base import Layout, NoConfig, PackContext, Packed, SavedCompressor
+from ._slots import ADAPTIVE_MAX_POOLING, MAX_POOLING, with_indices
 
 _INDEXING = frozenset(
     ("index_select", "gather", "scatter_add", "scatter", "index_add", "embedding")
 )
 
-#: Functions that save where each maximum was -> their spatial dimensions.
-_POOLING = {f"{name}{n}d": n for n in (1, 2, 3) for name in ("max_pool", "adaptive_max_pool")}
-_POOLING |= {f"{name}_with_indices": n for name, n in _POOLING.items()}
+_POOLING = with_indices(MAX_POOLING | ADAPTIVE_MAX_POOLING)
 #: Functions that save class numbers, which lie below the second extent of the first argument.
 _CLASSES = frozenset(("cross_entropy", "nll_loss"))
 

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from ._base import Layout, NoConfig, PackContext, Packed, SavedCompressor
+from ._slots import MAX_POOLING, with_indices
 
-#: Functions that save where each maximum was -> their spatial dimensions.
-_POOLING = {f"max_pool{n}d": n for n in (1, 2, 3)}
-_POOLING |= {f"{name}_with_indices": n for name, n in _POOLING.items()}
+_POOLING = with_indices(MAX_POOLING)
 _PARAMETERS: tuple[str, ...] = ("kernel_size", "stride", "padding", "dilation")
 
 

@@ -83,10 +83,13 @@ def test_resume(cli, tiny: str) -> None:
 
 
 def test_a_run_to_continue_has_its_own_recipe(cli, tiny: str) -> None:
-    for arguments in ((), ("train.epochs=2",), ("--resume", "auto"), ("--resume", "nowhere")):
+    for arguments in ((), ("train.epochs=2",), ("--resume", "auto")):
         result = cli("run", *arguments)
         assert result.exit_code == 2
         assert "memtrain run --resume PATH" in result.stderr
+    result = cli("run", "--resume", "nowhere")
+    assert result.exit_code == 2
+    assert "'nowhere' is not a run directory" in result.stderr
     assert cli("run", tiny, "run.seed=3").exit_code == 0
     result = cli("run", "--resume", "out/tiny", "train.epochs=6")
     assert result.exit_code == 0, result.stderr

@@ -85,15 +85,20 @@ def test_one_bit_an_element(name, least):
     assert sum(r.before_bytes for r in rows) >= least * sum(r.after_bytes for r in rows)
 
 
-@pytest.mark.parametrize("pool", [F.avg_pool2d, F.adaptive_avg_pool2d])
+@pytest.mark.parametrize(
+    "pool", [F.avg_pool2d, F.adaptive_avg_pool2d, F.max_pool2d, F.adaptive_max_pool2d]
+)
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-def test_average_pooling_keeps_only_the_shape(pool, memory_format):
+def test_pooling_keeps_only_the_shape(pool, memory_format):
     x = torch.randn(2, 8, 16, 16).to(memory_format=memory_format)
     plain, _ = gradient(lambda t: pool(t, 2), x, "none")
     exact, report = gradient(lambda t: pool(t, 2), x, EXACT)
     assert torch.equal(plain, exact)
     if memory_format == torch.contiguous_format:
         assert any(r.action == "shape_only" and r.after_bytes == 0 for r in report.rows)
+
+
+_ROWS = (torch.arange(128) % 9)[:, None].expand(-1, 128)
 
 
 @pytest.mark.parametrize(
@@ -105,6 +110,12 @@ def test_average_pooling_keeps_only_the_shape(pool, memory_format):
         lambda x: torch.maximum(x, -x),
         lambda x: (x.square() + 1).log(),
         lambda x: (x.square() + 1).sqrt(),
+        lambda x: x.new_zeros(9, 128).scatter_reduce(0, _ROWS, x, "amax", include_self=False),
+        lambda x: torch.stack(torch.aminmax(x, dim=0)),
+        lambda x: x.logcumsumexp(0),
+        lambda x: x.nan_to_num(posinf=1.0),
+        lambda x: torch.remainder(x, x.square() + 1),
+        lambda x: F.softsign(x),
     ],
 )
 def test_what_is_compared_or_divided_by_stays_exact(function):

@@ -10,6 +10,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
+from saved_bytes import plain_saved_bytes
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -156,20 +157,11 @@ def test_the_saved_bytes_are_those_of_plain_pytorch_and_get_smaller(
     report = session_of(Training(GACT, order, precision).run(epochs=1)).report()
     plain = Training(precision=precision)
     x, y = next(iter(plain.loader))
-    alive = {t.untyped_storage().data_ptr() for t in (*plain.model.parameters(), x)}
-    sizes = {}
-
-    def pack(t: torch.Tensor) -> torch.Tensor:
-        storage = t.untyped_storage()
-        if storage.data_ptr() not in alive:
-            sizes[storage.data_ptr()] = storage.nbytes()
-        return t
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-        loss = nn.functional.cross_entropy(plain.model(x), y)
-    assert report.saved_bytes_before == sum(sizes.values())
+    expected = plain_saved_bytes(
+        lambda: nn.functional.cross_entropy(plain.model(x), y), (*plain.model.parameters(), x)
+    )
+    assert report.saved_bytes_before == expected
     assert report.ratio > least
-    del loss
 
 
 @in_both_orders

@@ -10,6 +10,7 @@ import warnings
 
 import pytest
 import torch
+from saved_bytes import plain_saved_bytes
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -169,19 +170,10 @@ def test_what_it_counts_is_what_autograd_saves() -> None:
     callback = MemtrainCallback(GACT)
     fit(Classifier(), callback)
     module, (x, y) = Classifier(), batches()[-1]
-    alive = {t.untyped_storage().data_ptr() for t in (*module.parameters(), x, y)}
-    sizes = {}
-
-    def pack(t: torch.Tensor) -> torch.Tensor:
-        storage = t.untyped_storage()
-        if storage.data_ptr() not in alive:
-            sizes[storage.data_ptr()] = storage.nbytes()
-        return t
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-        loss = module.training_step((x, y), 0)
-    assert session_of(callback).report().saved_bytes_before == sum(sizes.values())
-    del loss
+    expected = plain_saved_bytes(
+        lambda: module.training_step((x, y), 0), (*module.parameters(), x, y)
+    )
+    assert session_of(callback).report().saved_bytes_before == expected
 
 
 def test_the_batch_of_a_step_that_only_calls_submodules_is_not_rounded() -> None:

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from saved_bytes import plain_saved_bytes
 from torch import nn
 
 import memtrain
@@ -44,21 +45,11 @@ def test_fewer_bits_keep_fewer_bytes(bits, least):
 
 
 def test_before_is_what_plain_autograd_keeps():
-    """Counted independently: every storage that reaches a hook which keeps everything."""
     torch.manual_seed(0)
     model = nn.Sequential(*(Block(64) for _ in range(2)))
     x = torch.randn(512, 64)
-    mine = {p.untyped_storage()._cdata for p in [*model.parameters(), *model.buffers(), x]}
-    kept = {}
-
-    def pack(t):
-        kept[t.untyped_storage()._cdata] = t.detach()
-        return t.detach()
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-        loss = model(x).square().mean()
-    expected = sum(t.untyped_storage().nbytes() for i, t in kept.items() if i not in mine)
-    del loss
+    alive = [*model.parameters(), *model.buffers(), x]
+    expected = plain_saved_bytes(lambda: model(x).square().mean(), alive)
     session = memtrain.compress(model, {"name": "blockwise", "min_bytes": 0})
     assert session.count_plain(lambda: model(x).square().mean()) == expected
     session.plain_bytes = None
